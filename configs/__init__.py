@@ -1,0 +1,1 @@
+"""Gin files, one a published experiment."""

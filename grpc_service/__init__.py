@@ -1,0 +1,1 @@
+"""The wire: batched function calls over bidirectional gRPC streams."""

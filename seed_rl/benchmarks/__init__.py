@@ -1,0 +1,1 @@
+"""Speed of each part beside a baseline measured in the same run."""
