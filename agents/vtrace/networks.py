@@ -1,0 +1,521 @@
+"""Actor-critic networks: a torso, optionally an LSTM, a policy head and a value head.
+
+All of them are called alike:
+
+    core_state = net.initial_state(batch_size)
+    output, core_state = net(prev_actions, env_outputs, core_state)                 # [B, ...]
+    output, core_state = net(prev_actions, env_outputs, core_state, unroll=True)    # [T, B, ...]
+
+Variables are created at the first call, or by `net.build(observation_shape)`, whose argument is the
+shape of one observation. Build a network before restoring a checkpoint into it.
+
+The first argument of each constructor says what the policy head parametrises: a number of discrete
+actions, or a distribution from `get_parametric_distribution_for_action_space`.
+
+The argument `dtype` is a Keras dtype policy for the torso: 'float32', or 'mixed_bfloat16', which
+computes in bfloat16 and keeps variables in float32. The heads and all results are float32.
+"""
+
+import abc
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import gin
+import keras
+import tensorflow as tf
+
+from seed_rl.distributions import Categorical, ParametricDistribution
+from seed_rl.recurrent import LSTMCore
+from seed_rl.structures import EnvOutput
+from seed_rl.tensors import batch_apply
+
+
+class AgentOutput(NamedTuple):
+    """What a network says about each step; leading dimensions [B] or, unrolled, [T, B]."""
+
+    action: Any  # as the action space has it
+    policy_logits: Any  # float32 [..., param_size], the parameters of the policy
+    baseline: Any  # float32 [...], the value estimate
+
+
+class ActorCritic(tf.Module):
+    """The network that all of this module are: they differ in their torsos.
+
+    Args:
+      parametric_action_distribution: what the policy head parametrises.
+      torso: turns observations into features.
+      lstm_units: the size of the LSTM between torso and heads; 0 for none.
+      use_prev_action_and_reward: whether the previous action (one-hot where discrete) and the
+        previous reward, clipped to [-1, 1], join the torso's features. None: if there is an LSTM.
+      value_torso: a torso of its own for the value head; by default both share one.
+      head_gains: the gains of orthogonal initialisers of the policy and value head; by default they
+        are initialised as Keras does it.
+      head_initializer: instead of `head_gains`, the name of a Keras initialiser for both heads.
+      dtype: a Keras dtype policy.
+    """
+
+    def __init__(
+        self,
+        parametric_action_distribution: ParametricDistribution | int,
+        torso: "Torso",
+        lstm_units: int = 0,
+        use_prev_action_and_reward: bool | None = None,
+        value_torso: "Torso | None" = None,
+        head_gains: tuple[float, float] | None = None,
+        head_initializer: str = "glorot_uniform",
+        dtype: str = "float32",
+        name: str | None = None,
+    ):
+        super().__init__(name=name)
+        if isinstance(parametric_action_distribution, int):
+            parametric_action_distribution = Categorical(parametric_action_distribution)
+        if value_torso is not None and lstm_units:
+            raise ValueError("A separate value torso cannot be combined with an LSTM.")
+        self._distribution = parametric_action_distribution
+        self._torso = torso
+        self._value_torso = value_torso
+        self._use_prev_action_and_reward = (
+            lstm_units > 0 if use_prev_action_and_reward is None else use_prev_action_and_reward
+        )
+        self._core = None
+        if lstm_units:
+            self._core = LSTMCore(lstm_units, keras.dtype_policies.get(dtype).compute_dtype)
+        self._heads = _Heads(
+            parametric_action_distribution.param_size,
+            *(
+                [keras.initializers.get(head_initializer)] * 2
+                if head_gains is None
+                else [keras.initializers.Orthogonal(gain) for gain in head_gains]
+            ),
+        )
+        # Keras layers are kept in plain objects, and their variables here: so tf.Module,
+        # checkpoints and SavedModels find each exactly once, by a name that Keras has no part in.
+        self._layer_variables: dict[str, list[tf.Variable]] = {}
+        self._observation_shape: tuple[int, ...] | None = None
+
+    def initial_state(self, batch_size: int) -> Any:
+        """The recurrent state at the start of an episode; () if there is no LSTM."""
+        return () if self._core is None else self._core.initial_state(batch_size)
+
+    def build(self, observation_shape: Sequence[int]) -> None:
+        """Creates the variables, unless they exist.
+
+        Raises:
+          ValueError: the network cannot process observations of this shape.
+        """
+        if self._observation_shape is not None:
+            return
+        observation_shape = tuple(observation_shape)
+        with tf.init_scope():
+            torso_size = self._torso.build(observation_shape)
+            value_torso_size = torso_size
+            if self._value_torso is not None:
+                value_torso_size = self._value_torso.build(observation_shape)
+            extra = 1 + self._distribution.encoded_size if self._use_prev_action_and_reward else 0
+            sizes = (torso_size + extra, value_torso_size + extra)
+            if self._core is not None:
+                self._core.build(torso_size + extra)
+                sizes = (self._core.units, self._core.units)
+            self._heads.build(*sizes)
+        self._layer_variables = {"torso": self._torso.variables, "heads": self._heads.variables}
+        if self._value_torso is not None:
+            self._layer_variables["value_torso"] = self._value_torso.variables
+        self._observation_shape = observation_shape
+
+    def __call__(
+        self,
+        prev_actions: Any,
+        env_outputs: EnvOutput,
+        core_state: Any,
+        unroll: bool = False,
+        is_training: bool = False,
+    ) -> tuple[AgentOutput, Any]:
+        """Evaluates policy and value.
+
+        Args:
+          prev_actions: the actions that led to `env_outputs`.
+          env_outputs: what the environments gave.
+          core_state: the recurrent state before the (first) step.
+          unroll: whether inputs are [T, B, ...] instead of [B, ...].
+          is_training: whether nobody plays the actions, so that they need not be sampled: they are
+            the modes of the distributions.
+
+        Returns:
+          The outputs and the recurrent state after the (last) step.
+
+        Raises:
+          ValueError: the observation is not a single tensor, or not of the shape the network was
+            built for.
+        """
+        env_outputs = EnvOutput(*env_outputs)
+        observation = _single_observation(env_outputs.observation)
+        self._check_or_build(observation, leading=2 if unroll else 1)
+        inputs = (prev_actions, env_outputs.reward, observation)
+        features = batch_apply(self._features, inputs) if unroll else self._features(*inputs)
+        if self._core is not None:
+            run_core = self._core if unroll else self._core.step
+            hidden, core_state = run_core(features[0], env_outputs.done, core_state)
+            features = (hidden, hidden)
+        choose = self._distribution.mode if is_training else self._distribution.sample
+
+        def heads(policy_features, value_features):
+            policy_logits, baseline = self._heads(policy_features, value_features)
+            return AgentOutput(choose(policy_logits), policy_logits, baseline)
+
+        return (batch_apply(heads, features) if unroll else heads(*features)), core_state
+
+    def _features(self, prev_actions, reward, observation) -> tuple[tf.Tensor, tf.Tensor]:
+        """What the policy and what the value are computed from, float32 [B, F]."""
+        extra = []
+        if self._use_prev_action_and_reward:
+            clipped_reward = tf.clip_by_value(tf.cast(reward, tf.float32), -1.0, 1.0)
+            extra = [clipped_reward[:, None], self._distribution.encode(prev_actions)]
+        policy_features = tf.concat([self._torso(observation), *extra], axis=-1)
+        if self._value_torso is None:
+            return policy_features, policy_features
+        return policy_features, tf.concat([self._value_torso(observation), *extra], axis=-1)
+
+    def _check_or_build(self, observation: tf.Tensor, leading: int) -> None:
+        shape = tuple(observation.shape[leading:])
+        if observation.shape.rank < leading or None in shape:
+            raise ValueError(
+                f"{type(self).__name__} needs observations "
+                f"{'[T, B, ...]' if leading == 2 else '[B, ...]'} of static shape beyond those "
+                f"dimensions; got {observation.shape}."
+            )
+        self.build(shape)
+        if shape != self._observation_shape:
+            raise ValueError(
+                f"{type(self).__name__} was built for observations of shape "
+                f"{self._observation_shape}; got {shape}."
+            )
+
+
+class _Heads:
+    """One dense layer for the policy's parameters and one for the value."""
+
+    def __init__(
+        self,
+        param_size: int,
+        policy_initializer: keras.initializers.Initializer,
+        value_initializer: keras.initializers.Initializer,
+    ):
+        self._policy = keras.layers.Dense(
+            param_size, kernel_initializer=policy_initializer, dtype="float32"
+        )
+        self._value = keras.layers.Dense(1, kernel_initializer=value_initializer, dtype="float32")
+
+    def build(self, policy_features: int, value_features: int) -> None:
+        self._policy.build((None, policy_features))
+        self._value.build((None, value_features))
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        return _variables([self._policy, self._value])
+
+    def __call__(self, policy_features, value_features) -> tuple[tf.Tensor, tf.Tensor]:
+        return self._policy(policy_features), tf.squeeze(self._value(value_features), axis=-1)
+
+
+class Torso(abc.ABC):
+    """Turns a batch of observations into float32 features [B, F]; uint8 is scaled to [0, 1].
+
+    Args:
+      layers: applied one after the other; the last one returns [B, F].
+      dtype: a Keras dtype policy.
+    """
+
+    def __init__(self, layers: Sequence[keras.layers.Layer], dtype: str):
+        self._compute_dtype = keras.dtype_policies.get(dtype).compute_dtype
+        self._layers = layers
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """The variables; none before `build`."""
+        return _variables(self._layers)
+
+    def build(self, observation_shape: tuple[int, ...]) -> int:
+        """Creates the variables and returns F."""
+        self.check_observation_shape(observation_shape)
+        shape: tuple[Any, ...] = (None, *observation_shape)
+        for layer in self._layers:
+            layer.build(shape)
+            shape = layer.compute_output_shape(shape)
+        return shape[-1]
+
+    @abc.abstractmethod
+    def check_observation_shape(self, observation_shape: tuple[int, ...]) -> None:
+        """Raises a ValueError if the torso cannot process such observations."""
+
+    def __call__(self, observation: tf.Tensor) -> tf.Tensor:
+        is_image = observation.dtype == tf.uint8
+        features = tf.cast(observation, self._compute_dtype)
+        if is_image:
+            features /= 255
+        for layer in self._layers:
+            features = layer(features)
+        return tf.cast(features, tf.float32)
+
+
+class ConvolutionalTorso(Torso):
+    """Images through convolutions and one dense layer.
+
+    Args:
+      layers: from images to features.
+      min_size: the least height and width that they can process.
+      dtype: a Keras dtype policy.
+    """
+
+    def __init__(self, layers: Sequence[keras.layers.Layer], min_size: int, dtype: str):
+        super().__init__(layers, dtype)
+        self._min_size = min_size
+
+    def check_observation_shape(self, observation_shape: tuple[int, ...]) -> None:
+        if len(observation_shape) != 3 or min(observation_shape[:2]) < self._min_size:
+            raise ValueError(
+                "A convolutional network needs observations [height, width, channels] of at least "
+                f"{self._min_size} x {self._min_size} pixels; got shape {observation_shape}. "
+                "The MLP network takes vectors."
+            )
+
+
+class DenseTorso(Torso):
+    """Dense layers over observations of any shape, flattened."""
+
+    def __init__(
+        self,
+        hidden_sizes: Sequence[int],
+        activation: str,
+        initializer: keras.initializers.Initializer | str,
+        dtype: str,
+    ):
+        dense = [
+            keras.layers.Dense(size, activation, kernel_initializer=initializer, dtype=dtype)
+            for size in hidden_sizes
+        ]
+        super().__init__([keras.layers.Reshape((-1,), dtype=dtype), *dense], dtype)
+
+    def check_observation_shape(self, observation_shape: tuple[int, ...]) -> None:
+        pass  # scalars are vectors of one element, images are flattened
+
+
+class ResidualBlock(keras.layers.Layer):
+    """x + convolution(relu(convolution(relu(x)))) with 3 x 3 kernels, as many channels as x."""
+
+    def __init__(self, channels: int, initializer: str, dtype: str):
+        super().__init__(dtype=dtype)
+        self._first = _convolution(channels, initializer, dtype)
+        self._second = _convolution(channels, initializer, dtype)
+
+    def build(self, input_shape):
+        self._first.build(input_shape)
+        self._second.build(input_shape)
+        self.built = True
+
+    def call(self, inputs):
+        hidden = self._first(keras.ops.relu(inputs))
+        return inputs + self._second(keras.ops.relu(hidden))
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
+def residual_torso(
+    channels: Sequence[int], initializer: str = "glorot_uniform", dtype: str = "float32"
+) -> ConvolutionalTorso:
+    """The deep residual torso of IMPALA (Espeholt et al. 2018, figure 3).
+
+    A stack for each of `channels`: a 3 x 3 convolution, 3 x 3 max-pooling with stride 2 and two
+    residual blocks. Then a dense layer of 256.
+    """
+    layers: list[keras.layers.Layer] = []
+    for number in channels:
+        layers += [
+            _convolution(number, initializer, dtype),
+            keras.layers.MaxPooling2D(3, strides=2, padding="same", dtype=dtype),
+            ResidualBlock(number, initializer, dtype),
+            ResidualBlock(number, initializer, dtype),
+        ]
+    layers += [
+        keras.layers.ReLU(dtype=dtype),
+        keras.layers.Flatten(dtype=dtype),
+        keras.layers.Dense(256, "relu", kernel_initializer=initializer, dtype=dtype),
+    ]
+    return ConvolutionalTorso(layers, min_size=1, dtype=dtype)
+
+
+def nature_torso(dtype: str = "float32") -> ConvolutionalTorso:
+    """The torso of the DQN of Mnih et al. 2015: three convolutions and a dense layer of 512."""
+
+    def convolution(filters: int, size: int, stride: int) -> keras.layers.Layer:
+        return keras.layers.Conv2D(filters, size, stride, activation="relu", dtype=dtype)
+
+    layers = [
+        convolution(32, 8, 4),
+        convolution(64, 4, 2),
+        convolution(64, 3, 1),
+        keras.layers.Flatten(dtype=dtype),
+        keras.layers.Dense(512, "relu", dtype=dtype),
+    ]
+    return ConvolutionalTorso(layers, min_size=36, dtype=dtype)
+
+
+@gin.configurable
+class ImpalaDeep(ActorCritic):
+    """The deep network of IMPALA for DeepMind Lab (Espeholt et al. 2018, figure 3).
+
+    Three residual stacks of 16, 32 and 32 channels, a dense layer of 256, the previous reward and
+    action, an LSTM.
+
+    Args:
+      num_actions: a number of discrete actions, or a distribution.
+      lstm_units: the size of the LSTM; 0 for none.
+      use_prev_action_and_reward: whether the heads, or the LSTM, see these two.
+      dtype: a Keras dtype policy.
+    """
+
+    def __init__(
+        self,
+        num_actions: ParametricDistribution | int,
+        lstm_units: int = 256,
+        use_prev_action_and_reward: bool = True,
+        dtype: str = "float32",
+        name: str = "impala_deep",
+    ):
+        super().__init__(
+            num_actions,
+            residual_torso((16, 32, 32), dtype=dtype),
+            lstm_units,
+            use_prev_action_and_reward,
+            dtype=dtype,
+            name=name,
+        )
+
+
+@gin.configurable
+class ImpalaShallow(ActorCritic):
+    """The Nature-CNN (Mnih et al. 2015) with a policy and a value head.
+
+    Args:
+      parametric_action_distribution: a number of discrete actions, or a distribution.
+      lstm_units: the size of an LSTM before the heads; 0 for none.
+      use_prev_action_and_reward: whether the heads, or the LSTM, see these two; None: if there is
+        an LSTM.
+      dtype: a Keras dtype policy.
+    """
+
+    def __init__(
+        self,
+        parametric_action_distribution: ParametricDistribution | int,
+        lstm_units: int = 0,
+        use_prev_action_and_reward: bool | None = None,
+        dtype: str = "float32",
+        name: str = "impala_shallow",
+    ):
+        super().__init__(
+            parametric_action_distribution,
+            nature_torso(dtype),
+            lstm_units,
+            use_prev_action_and_reward,
+            dtype=dtype,
+            name=name,
+        )
+
+
+@gin.configurable
+class MLP(ActorCritic):
+    """Dense layers, for vector observations; others are flattened.
+
+    Args:
+      parametric_action_distribution: a number of discrete actions, or a distribution.
+      hidden_sizes: the sizes of the dense layers.
+      activation: the Keras name of their activation.
+      lstm_units: the size of an LSTM before the heads; 0 for none.
+      separate_value_torso: whether policy and value have dense layers each; not with an LSTM.
+      use_prev_action_and_reward: whether the heads, or the LSTM, see these two; None: if there is
+        an LSTM.
+      orthogonal_init: whether weights start orthogonal, with a gain of sqrt(2) for the dense
+        layers, `policy_gain` for the policy head and 1 for the value head; otherwise as Keras
+        initialises them.
+      policy_gain: a small one makes the first policy nearly uniform.
+      dtype: a Keras dtype policy.
+    """
+
+    def __init__(
+        self,
+        parametric_action_distribution: ParametricDistribution | int,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: str = "tanh",
+        lstm_units: int = 0,
+        separate_value_torso: bool = False,
+        use_prev_action_and_reward: bool | None = None,
+        orthogonal_init: bool = True,
+        policy_gain: float = 0.01,
+        dtype: str = "float32",
+        name: str = "mlp",
+    ):
+        def torso() -> DenseTorso:
+            initializer = (
+                keras.initializers.Orthogonal(math.sqrt(2)) if orthogonal_init else "glorot_uniform"
+            )
+            return DenseTorso(hidden_sizes, activation, initializer, dtype)
+
+        super().__init__(
+            parametric_action_distribution,
+            torso(),
+            lstm_units,
+            use_prev_action_and_reward,
+            value_torso=torso() if separate_value_torso else None,
+            head_gains=(policy_gain, 1.0) if orthogonal_init else None,
+            dtype=dtype,
+            name=name,
+        )
+
+
+@gin.configurable
+class GFootball(ActorCritic):
+    """The network of SEED RL for Google Research Football (Espeholt et al. 2020).
+
+    Four residual stacks of 16, 32, 32 and 32 channels and a dense layer of 256; neither an LSTM nor
+    previous action and reward; weights start LeCun-normal.
+
+    Args:
+      parametric_action_distribution: a number of discrete actions, or a distribution.
+      dtype: a Keras dtype policy.
+    """
+
+    def __init__(
+        self,
+        parametric_action_distribution: ParametricDistribution | int,
+        dtype: str = "float32",
+        name: str = "gfootball",
+    ):
+        super().__init__(
+            parametric_action_distribution,
+            residual_torso((16, 32, 32, 32), "lecun_normal", dtype),
+            head_initializer="lecun_normal",
+            dtype=dtype,
+            name=name,
+        )
+
+
+def _convolution(channels: int, initializer: str, dtype: str) -> keras.layers.Conv2D:
+    return keras.layers.Conv2D(
+        channels, 3, padding="same", kernel_initializer=initializer, dtype=dtype
+    )
+
+
+def _variables(layers: Sequence[keras.layers.Layer]) -> list[tf.Variable]:
+    """The layers' variables as TensorFlow's own."""
+    return [variable.value for layer in layers for variable in layer.variables]
+
+
+def _single_observation(observation: Any) -> tf.Tensor:
+    if tf.nest.is_nested(observation):
+        raise ValueError(
+            "This network takes observations that are a single tensor; got a "
+            f"{type(observation).__name__}. Flatten them in the environment, for example with "
+            "gymnasium.wrappers.FlattenObservation."
+        )
+    return tf.convert_to_tensor(observation)
