@@ -1,0 +1,122 @@
+"""What an agent supplies to the learner."""
+
+import abc
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from seed_rl.structures import EnvOutput
+from seed_rl.unrolls import Unroll
+
+
+class LossOutputs(NamedTuple):
+    """What an agent's loss gives back."""
+
+    loss: Any  # float32 scalar, to be minimised
+    metrics: dict[str, Any]  # float32 scalars to log
+    feedback: Any  # nest of tensors handed to UnrollSink.training_done; () where there is none
+
+
+class UnrollSink(abc.ABC):
+    """Where finished unrolls go and where training batches come from: a queue or a replay."""
+
+    @abc.abstractmethod
+    def put(self, unrolls: Unroll) -> None:
+        """Takes n finished unrolls (leaves [n, T + 1, …]); may wait, which slows inference down.
+
+        Raises:
+          QueueClosedError: the sink is closed.
+        """
+
+    @abc.abstractmethod
+    def next_batch(self, timeout: float) -> Any | None:
+        """Returns the next training batch (nest of arrays), or None if `timeout` seconds pass."""
+
+    @abc.abstractmethod
+    def training_done(self, batch: Any, feedback: Any, training_step: int) -> None:
+        """Is told that training step number `training_step` took `batch`, with its feedback."""
+
+    @abc.abstractmethod
+    def metrics(self) -> dict[str, float]:
+        """Returns scalars to log, such as queue_length (unrolls) or policy_lag (training steps)."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Wakes whoever waits, with QueueClosedError."""
+
+
+class Agent(abc.ABC):
+    """An agent, as the learner uses it:
+
+        agent = make_agent(observation_space, action_space)
+        sink = agent.make_unroll_sink()
+        # inference, for every batch of environments:
+        agent_outputs, agent_state = agent.policy(env_ids, prev_actions, env_outputs, agent_state)
+        # and whenever an environment has completed an unroll:
+        sink.put(unrolls)
+        # training:
+        batch = sink.next_batch()
+        loss, metrics, feedback = agent.loss(batch)  # then a step of the optimizer
+        agent.after_training_step()
+        sink.training_done(batch, feedback, training_step)
+
+    Everything under `policy` and `loss` is TensorFlow, traced into tf.functions that must compile
+    under XLA with static shapes. An Agent is a tf.Module too, or holds one, as `checkpoint_items`.
+    """
+
+    unroll_length: int  # T, agent steps
+    num_overlapping_steps: int = 0  # burn-in, agent steps
+    batch_size: int  # unrolls a training step
+
+    @abc.abstractmethod
+    def initial_state(self, batch_size: int) -> Any:
+        """Returns the recurrent state at the start of an episode: leaves [batch_size, …]."""
+
+    @abc.abstractmethod
+    def policy(
+        self, env_ids: Any, prev_actions: Any, env_outputs: EnvOutput, agent_state: Any
+    ) -> tuple[Any, Any]:
+        """Chooses actions for B environments (leaves [B, …]).
+
+        Returns:
+          (agent_outputs, agent_state): a named tuple with a field `action`, and the next state.
+        """
+
+    @abc.abstractmethod
+    def greedy_policy(
+        self, env_ids: Any, prev_actions: Any, env_outputs: EnvOutput, agent_state: Any
+    ) -> tuple[Any, Any]:
+        """Is `policy` without exploration: the most likely or most valued actions."""
+
+    @abc.abstractmethod
+    def make_unroll_sink(self) -> UnrollSink:
+        """Returns where finished unrolls go."""
+
+    @abc.abstractmethod
+    def make_optimizer(self, num_training_steps: int) -> Any:
+        """Returns a Keras optimizer whose schedule, if it has one, ends at `num_training_steps`."""
+
+    @abc.abstractmethod
+    def loss(self, batch: Any) -> LossOutputs:
+        """Returns the loss of a batch of the sink's."""
+
+    @property
+    @abc.abstractmethod
+    def trainable_variables(self) -> Sequence[Any]:
+        """The tf.Variables that the optimizer changes."""
+
+    @property
+    @abc.abstractmethod
+    def checkpoint_items(self) -> dict[str, Any]:
+        """Trackable objects to save by name, beside the optimizer and the counts of the learner."""
+
+    @property
+    def max_gradient_norm(self) -> float:
+        """Global norm that gradients are scaled down to; 0 leaves them as they are."""
+        return 0.0
+
+    def after_training_step(self) -> None:  # noqa: B027, nothing to do is the usual case
+        """Runs inside the compiled training step after the variables changed (target networks)."""
+
+    def train_steps_per_frame(self, action_repeat: int) -> float:
+        """Training steps for each environment frame: how often the data come round."""
+        return 1.0 / (self.batch_size * self.unroll_length * action_repeat)

@@ -1,0 +1,273 @@
+"""The learner: serves central inference, trains, saves and reports."""
+
+import pathlib
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import gin
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from seed_rl.agent import Agent, UnrollSink
+from seed_rl.checkpoints import Checkpoints
+from seed_rl.episode_statistics import EpisodeStatistics
+from seed_rl.export import export_policy
+from seed_rl.grpc_service import Server
+from seed_rl.inference import CentralInference, inference_input_specs, inference_output_specs
+from seed_rl.progress import FrameRate, ProgressReporter
+from seed_rl.summaries import SummaryWriter
+from seed_rl.training import Trainer
+from seed_rl.user_error import UserError
+
+_POLL_SECONDS = 0.5  # how often a learner without data looks whether it is to stop
+_FAREWELL_SECONDS = 2.0  # how long actors have to hear that training is finished
+
+
+@gin.configurable
+class Learner:
+    """One learner loop for every agent (see seed_rl.agent.Agent for the loop).
+
+    Threads: this one trains; the server has one for its streams and one for each inference device,
+    in which CentralInference runs.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        observation_specs: Any,
+        action_specs: Any,
+        num_envs: int,
+        server_addresses: Sequence[str],
+        logdir: str,
+        total_frames: int = 1_000_000,
+        action_repeat: int = 1,
+        inference_batch_size: int = 64,
+        max_batch_wait: float = 0.005,
+        save_checkpoint_secs: float = 600.0,
+        log_secs: float = 10.0,
+        jit_compile: bool = False,
+        insecure: bool = False,
+    ):
+        """Args:
+        agent: what is trained.
+        observation_specs: nest of TensorSpec of one environment's observation.
+        action_specs: nest of TensorSpec of one environment's action.
+        num_envs: environments of all actors together.
+        server_addresses: 'unix:/path' or 'host:port', where actors connect.
+        logdir: the run's directory.
+        total_frames: environment frames to train on.
+        action_repeat: environment frames an agent step.
+        inference_batch_size: environments an inference step takes at most.
+        max_batch_wait: seconds after which an inference batch runs although it is not full.
+        save_checkpoint_secs: seconds between checkpoints.
+        log_secs: seconds between points in TensorBoard.
+        jit_compile: compile inference and training with XLA, as a TPU requires.
+        insecure: allow addresses beyond this machine without encryption.
+        """
+        if total_frames < 1 or action_repeat < 1 or inference_batch_size < 1:
+            raise UserError(
+                "total_frames, action_repeat and inference_batch_size must be at least 1, got "
+                f"{total_frames}, {action_repeat} and {inference_batch_size}"
+            )
+        self._agent = agent
+        self._logdir = logdir
+        self._total_frames = total_frames
+        self._action_repeat = action_repeat
+        self._save_checkpoint_secs = save_checkpoint_secs
+        self._log_secs = log_secs
+        self._observation_specs, self._action_specs = observation_specs, action_specs
+
+        num_steps = agent.train_steps_per_frame(action_repeat) * total_frames
+        self._optimizer = agent.make_optimizer(max(1, round(num_steps)))
+        self._trainer = Trainer(agent, self._optimizer, jit_compile)
+        self._checkpoints = Checkpoints(
+            logdir, {"optimizer": self._optimizer, **agent.checkpoint_items}
+        )
+        self._resume()
+
+        self._statistics = EpisodeStatistics(num_envs, action_repeat)
+        self._sink: UnrollSink = agent.make_unroll_sink()
+        batch_size = min(inference_batch_size, num_envs)
+        self._inference = CentralInference(
+            agent,
+            [tf.function(agent.policy, jit_compile=jit_compile)],
+            observation_specs,
+            action_specs,
+            num_envs,
+            self._sink,
+            self._statistics,
+            lambda: self._trainer.num_steps,
+            padded_sizes(batch_size),
+        )
+        self._server = Server(
+            server_addresses,
+            max_batch_wait=max_batch_wait,
+            num_environments=num_envs,
+            insecure=insecure,
+        )
+        self._server.bind(
+            self._inference.functions(),
+            name="inference",
+            input_signature=inference_input_specs(observation_specs),
+            output_signature=inference_output_specs(action_specs),
+            max_batch_size=batch_size,
+        )
+        self._summaries = SummaryWriter(logdir)
+        self._frame_rate = FrameRate()
+        self._interval = _Interval()
+
+    @property
+    def frames(self) -> int:
+        """Environment frames so far, those before a resumption included."""
+        return self._first_frames + self._inference.num_steps * self._action_repeat
+
+    def run(self, stop: threading.Event) -> None:
+        """Trains until `total_frames` are reached or `stop` is set; saves a checkpoint either way.
+
+        Raises:
+          whatever the loss, the environment's data or the file system make go wrong.
+        """
+        self._server.start()
+        logging.info("serving %s", ", ".join(self._server.addresses))
+        self._summaries.operative_config()
+        reporter = ProgressReporter(self._total_frames)
+        self._last_save = self._last_log = time.monotonic()
+        try:
+            while not stop.is_set() and self.frames < self._total_frames:
+                self._train_once()
+                self._report(reporter)
+            if not stop.is_set():
+                self._say_farewell()
+        finally:
+            reporter.close()
+            self._close()
+        if not stop.is_set():
+            export_policy(self._agent, self._observation_specs, self._action_specs, self._logdir)
+
+    def _train_once(self) -> None:
+        metrics = self._trainer.train_from(self._sink, _POLL_SECONDS)
+        if metrics is not None:
+            self._interval.add(metrics)
+
+    def _report(self, reporter: ProgressReporter) -> None:
+        now = time.monotonic()
+        self._frame_rate.record(self.frames)
+        sink_metrics = self._sink.metrics()
+        reporter.update(
+            self.frames,
+            self._frame_rate.rates()[60.0],
+            self._statistics.recent_mean_return(),
+            self._statistics.num_episodes,
+            self._trainer.num_steps,
+            sink_metrics,
+        )
+        if now - self._last_log >= self._log_secs:
+            self._log(sink_metrics, now - self._last_log)
+            self._last_log = now
+        if now - self._last_save >= self._save_checkpoint_secs:
+            self._save()
+            self._last_save = now
+
+    def _log(self, sink_metrics: dict[str, float], seconds: float) -> None:
+        frames = self.frames
+        self._summaries.episodes(self._statistics.take_finished(), frames)
+        self._summaries.scalars(
+            {
+                **self._interval.take(seconds),
+                **{f"data/{name}": value for name, value in sink_metrics.items()},
+                **self._inference_metrics(),
+                "speed/frames_per_second": self._frame_rate.rates()[10.0] or 0.0,
+                "training/steps": self._trainer.num_steps,
+            },
+            frames,
+        )
+        self._summaries.flush()
+
+    def _inference_metrics(self) -> dict[str, float]:
+        statistics = self._server.statistics()["inference"]
+        if not statistics.num_batches:
+            return {}
+        return {
+            "inference/batch_fill": statistics.mean_fill,
+            "inference/wait_seconds": statistics.mean_wait_seconds,
+            "inference/latency_seconds": statistics.mean_wait_seconds + statistics.mean_run_seconds,
+        }
+
+    def _resume(self) -> None:
+        resumed = self._checkpoints.restore_latest()
+        self._first_frames = int(self._checkpoints.frames.numpy())
+        self._trainer.num_steps = int(self._checkpoints.training_steps.numpy())
+        if resumed:
+            logging.info(
+                "resumed at %d frames, %d training steps",
+                self._first_frames,
+                self._trainer.num_steps,
+            )
+
+    def _save(self) -> None:
+        path = self._checkpoints.save(self.frames, self._trainer.num_steps)
+        logging.info("saved checkpoint %s", path)
+
+    def _say_farewell(self) -> None:
+        """Lets actors hear that training is finished, so that they end and do not reconnect."""
+        self._inference.finish()
+        deadline = time.monotonic() + _FAREWELL_SECONDS
+        # Inference may be waiting for room in the queue: training goes on so that it can answer.
+        while time.monotonic() < deadline and self._server.num_streams:
+            self._sink.next_batch(0.05)
+
+    def _close(self) -> None:
+        self._sink.close()
+        self._server.shutdown()
+        self._save()
+        self._log(self._sink.metrics(), max(1e-3, time.monotonic() - self._last_log))
+        self._summaries.close()
+
+
+class _Interval:
+    """Means of training metrics since the last point in TensorBoard."""
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, list[float]] = {}
+        self._num_steps = 0
+
+    def add(self, metrics: dict[str, tf.Tensor]) -> None:
+        self._num_steps += 1
+        for name, value in metrics.items():
+            self._metrics.setdefault(name, []).append(float(value))
+
+    def take(self, seconds: float) -> dict[str, float]:
+        means = {name: float(np.mean(values)) for name, values in self._metrics.items()}
+        means["speed/training_steps_per_second"] = self._num_steps / seconds
+        self._metrics, self._num_steps = {}, 0
+        return means
+
+
+def padded_sizes(max_size: int) -> list[int]:
+    """Sizes of inference batches to compile: powers of two below `max_size`, and it itself."""
+    sizes = {max_size}
+    size = 1
+    while size < max_size:
+        sizes.add(size)
+        size *= 2
+    return sorted(sizes)
+
+
+def make_logdir(logdir: str) -> str:
+    """Creates the run's directory if it is missing; returns its absolute path.
+
+    Raises:
+      UserError: it cannot be created or written to.
+    """
+    path = pathlib.Path(logdir).expanduser().absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"--logdir={logdir} cannot be written to: {error}") from error
+    return str(path)

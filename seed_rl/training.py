@@ -1,0 +1,75 @@
+"""One training step: loss, gradients, optimizer."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from seed_rl.agent import Agent, UnrollSink
+
+
+class Trainer(tf.Module):
+    """Applies an agent's loss to its variables, compiled into one tf.function."""
+
+    def __init__(self, agent: Agent, optimizer: Any, jit_compile: bool = False):
+        """Args:
+        agent: supplies the loss and the variables.
+        optimizer: Keras optimizer.
+        jit_compile: compile the step with XLA, as a TPU requires. A CPU is faster without.
+        """
+        super().__init__()
+        self.num_steps = 0  # those of a run that is resumed included
+        self._agent = agent
+        self._optimizer = optimizer
+        self._step = tf.function(self._train_step, jit_compile=jit_compile)
+        # Slots must exist before the first step is traced, and before a checkpoint is restored.
+        optimizer.build(list(agent.trainable_variables))
+
+    def train_from(self, sink: UnrollSink, timeout: float) -> dict[str, tf.Tensor] | None:
+        """Trains on the sink's next batch.
+
+        Args:
+          sink: gives the batch and is told when it was trained on.
+          timeout: seconds to wait for the batch.
+
+        Returns:
+          float32 scalars by name; None if there was no batch within `timeout`.
+        """
+        batch = sink.next_batch(timeout)
+        if batch is None:
+            return None
+        metrics, feedback = self.step(batch)
+        self.num_steps += 1
+        sink.training_done(batch, feedback, self.num_steps)
+        return metrics
+
+    def step(self, batch: Any) -> tuple[dict[str, tf.Tensor], Any]:
+        """Trains on `batch` once.
+
+        Args:
+          batch: what the agent's sink gave: a nest of arrays of the same shapes every time.
+
+        Returns:
+          (metrics, feedback): float32 scalars by name, and what the loss has for the sink.
+        """
+        return self._step(batch)
+
+    def _train_step(self, batch: Any) -> tuple[dict[str, tf.Tensor], Any]:
+        variables = list(self._agent.trainable_variables)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
+            outputs = self._agent.loss(batch)
+        gradients = tape.gradient(
+            outputs.loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        norm = tf.linalg.global_norm(gradients)
+        if self._agent.max_gradient_norm > 0:
+            gradients, _ = tf.clip_by_global_norm(gradients, self._agent.max_gradient_norm, norm)
+        metrics = {
+            **outputs.metrics,
+            "training/loss": outputs.loss,
+            "training/gradient_norm": norm,
+            "training/learning_rate": tf.cast(self._optimizer.learning_rate, tf.float32),
+        }
+        self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        self._agent.after_training_step()
+        return metrics, outputs.feedback
