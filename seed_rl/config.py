@@ -1,0 +1,151 @@
+"""Reads gin files and bindings, and loads the agent and the environment that they name.
+
+A configuration names its two plug-ins as text, 'package.module:name':
+
+    experiment.agent = 'seed_rl.agents.vtrace.agent:VTraceAgent'
+    experiment.environment = 'seed_rl.envs.atari:create_vector_environment'
+
+As text, because actors read the same files and must not import the agent, which needs TensorFlow:
+hundreds of them run, and each would pay seconds and hundreds of megabytes for it.
+"""
+
+import importlib
+import importlib.resources
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import gin
+
+from seed_rl.environment_factory import load_factory
+from seed_rl.user_error import UserError
+
+
+class ConfigError(UserError):
+    """A gin file, a binding or a plug-in is wrong."""
+
+
+class Experiment(NamedTuple):
+    """The plug-ins of a configuration."""
+
+    agent: str  # 'module:name' of an Agent factory: (observation_space, action_space) -> Agent
+    environment: str  # 'module:name' of an environment factory, see make_environment_batch
+
+
+@gin.configurable("experiment")
+def _experiment(agent: str = gin.REQUIRED, environment: str = gin.REQUIRED) -> Experiment:
+    return Experiment(agent, environment)
+
+
+# What the learner's side of a configuration may bind, beside the agent's own: an actor passes over
+# these names, and any other name that it does not know is an error.
+LEARNER_CONFIGURABLES = ("Learner", "adam", "rmsprop", "evaluate", "Learner.__init__")
+
+
+def find_config(name: str) -> str:
+    """Returns the path of a gin file: one given by path, or by name in seed_rl.configs.
+
+    Raises:
+      ConfigError: there is no such file; says which there are.
+    """
+    if pathlib.Path(name).is_file():
+        return name
+    folder = importlib.resources.files("seed_rl.configs")
+    for candidate in (name, f"{name}.gin"):
+        path = folder.joinpath(candidate)
+        if "/" not in candidate and path.is_file():
+            return str(path)
+    known = sorted(p.name for p in folder.iterdir() if p.name.endswith(".gin"))
+    raise ConfigError(
+        f"--gin_config={name}: no such file, and seed_rl.configs has only {', '.join(known)}"
+    )
+
+
+def load(gin_configs: Sequence[str], gin_bindings: Sequence[str], for_actor: bool) -> Experiment:
+    """Reads the configuration, imports its plug-ins and binds every parameter.
+
+    Args:
+      gin_configs: files, by path or by name in seed_rl.configs.
+      gin_bindings: 'name.parameter = value', which win over the files.
+      for_actor: import the environment only, and pass over what belongs to the learner.
+
+    Returns:
+      The Experiment.
+
+    Raises:
+      ConfigError: a file is missing, a line cannot be read, a name or parameter does not exist, or
+        a plug-in cannot be imported.
+    """
+    files = [find_config(name) for name in gin_configs]
+    experiment = _read_experiment(files, gin_bindings)
+    _import_environment(experiment.environment)
+    skip: bool | list[str] = False
+    if for_actor:
+        skip = [*LEARNER_CONFIGURABLES, *_agent_configurables(experiment.agent)]
+    else:
+        importlib.import_module("seed_rl.learner")
+        importlib.import_module("seed_rl.evaluation")
+        load_agent_factory(experiment.agent)
+    importlib.import_module("seed_rl.actor")
+    _parse(files, gin_bindings, skip)
+    return experiment
+
+
+def load_agent_factory(path: str) -> Callable[..., Any]:
+    """Imports the Agent factory that 'package.module:name' names.
+
+    Raises:
+      ConfigError: the text has another form, or there is no such module or name.
+    """
+    module_name, colon, name = path.partition(":")
+    if not (module_name and colon and name):
+        raise ConfigError(
+            f"experiment.agent must have the form 'package.module:name', got {path!r}"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"experiment.agent={path!r} cannot be imported: {error}") from error
+    if not hasattr(module, name):
+        raise ConfigError(f"experiment.agent={path!r}: module {module_name} has no {name!r}")
+    return getattr(module, name)
+
+
+def _import_environment(path: str) -> None:
+    try:
+        load_factory(path)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"experiment.environment={path!r}: {error}") from error
+
+
+def _read_experiment(files: Sequence[str], bindings: Sequence[str]) -> Experiment:
+    """Finds the plug-ins; the names they will bring are not known yet and are passed over."""
+    _parse(files, bindings, skip_unknown=True)
+    try:
+        return _experiment()
+    except RuntimeError as error:
+        raise ConfigError(
+            "the configuration names no agent or no environment: bind experiment.agent and "
+            "experiment.environment to 'package.module:name', or give --gin_config"
+        ) from error
+
+
+def _agent_configurables(agent: str) -> Sequence[str]:
+    """Names an agent's package declares, in CONFIGURABLES, as its own; imports no TensorFlow."""
+    package = agent.partition(":")[0].rpartition(".")[0] or agent.partition(":")[0]
+    try:
+        return tuple(getattr(importlib.import_module(package), "CONFIGURABLES", ()))
+    except ImportError:
+        return ()
+
+
+def _parse(files: Sequence[str], bindings: Sequence[str], skip_unknown: bool | list[str]) -> None:
+    gin.clear_config()
+    gin.add_config_file_search_path(str(importlib.resources.files("seed_rl.configs")))
+    try:
+        gin.parse_config_files_and_bindings(
+            list(files), list(bindings), skip_unknown=skip_unknown, finalize_config=False
+        )
+    except (ValueError, SyntaxError, TypeError, OSError, AttributeError, RuntimeError) as error:
+        message = " ".join(str(error).split())
+        raise ConfigError(f"the gin configuration cannot be read: {message}") from error

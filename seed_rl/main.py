@@ -1,0 +1,226 @@
+"""The entry point: `python -m seed_rl.main --run_mode=learner|actor|eval|export`.
+
+Flags are read here and nowhere else. They say where a process runs and which part it plays; what is
+learnt, and how, is said by gin.
+"""
+
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from absl import app, flags, logging
+
+# TensorFlow's C++ side reads this once, at import: no notes on which CPU instructions it uses.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_enum(
+    "run_mode", None, ["learner", "actor", "eval", "export"], "Which part this process plays."
+)
+flags.DEFINE_string("logdir", None, "The run's directory: checkpoints, TensorBoard, config.")
+flags.DEFINE_list(
+    "server_address",
+    ["unix:/tmp/seed_rl"],
+    "Where the learner listens: 'unix:/path' or 'host:port', several separated by commas. An actor "
+    "connects to one of them.",
+)
+flags.DEFINE_integer("task", 0, "Number of this actor, from 0.", lower_bound=0)
+flags.DEFINE_integer("num_envs", 16, "Environments of all actors together.", lower_bound=1)
+flags.DEFINE_integer("env_batch_size", 8, "Environments of one actor.", lower_bound=1)
+flags.DEFINE_multi_string(
+    "gin_config", [], "A gin file: its path, or its name in seed_rl.configs. May be repeated."
+)
+flags.DEFINE_multi_string(
+    "gin_bindings", [], "A gin binding, such as 'Learner.total_frames=1e6'. May be repeated."
+)
+flags.DEFINE_integer("seed", 1, "Environment i starts from seed + i.", lower_bound=0)
+flags.DEFINE_integer("num_episodes", 100, "eval: episodes to play.", lower_bound=1)
+flags.DEFINE_bool("greedy", True, "eval: take the best action; --nogreedy acts as in training.")
+flags.DEFINE_string("video", None, "eval: an .mp4 or .avi file to write.")
+flags.DEFINE_bool("insecure", False, "learner: serve beyond this machine without encryption.")
+
+# What is the user's to mend: told in one line, without a traceback.
+_EXIT_WRONG_INPUT = 2
+
+
+class UsageError(ValueError):
+    """The flags do not go together."""
+
+
+def _user_errors() -> tuple[type[BaseException], ...]:
+    from seed_rl.environment import EnvironmentFailedError, ObservationError, UnsupportedSpaceError
+    from seed_rl.grpc_service import RpcError
+    from seed_rl.user_error import UserError
+
+    return (
+        UsageError,
+        UserError,
+        RpcError,
+        EnvironmentFailedError,
+        ObservationError,
+        UnsupportedSpaceError,
+        ModuleNotFoundError,
+    )
+
+
+def run_actor(stop: threading.Event) -> None:
+    """Steps environments until the learner has finished."""
+    from seed_rl import config
+    from seed_rl.environment import make_environment_batch
+
+    experiment = config.load(FLAGS.gin_config, FLAGS.gin_bindings, for_actor=True)
+    from seed_rl.actor import Actor
+
+    first = FLAGS.task * FLAGS.env_batch_size
+    env_ids = range(first, first + FLAGS.env_batch_size)
+    if env_ids[-1] >= FLAGS.num_envs:
+        raise UsageError(
+            f"--task={FLAGS.task} with --env_batch_size={FLAGS.env_batch_size} needs environments "
+            f"{env_ids[0]} to {env_ids[-1]}, but --num_envs={FLAGS.num_envs}"
+        )
+    environments = make_environment_batch(experiment.environment, env_ids, FLAGS.seed)
+    try:
+        address = FLAGS.server_address[FLAGS.task % len(FLAGS.server_address)]
+        Actor(environments, first, address).run(stop.is_set)
+    finally:
+        environments.close()
+
+
+def _make_agent(environment: str, agent: str) -> tuple[Any, Any, Any]:
+    """Returns (agent, observation specs, action specs), from the spaces of one environment."""
+    import tensorflow as tf
+
+    from seed_rl import config
+    from seed_rl.agent_specs import agent_action_specs, agent_observation_specs
+    from seed_rl.environment import make_environment_batch
+
+    tf.keras.utils.set_random_seed(FLAGS.seed)
+    probe = make_environment_batch(environment, [0], FLAGS.seed)
+    try:
+        spaces = probe.observation_space, probe.action_space
+    finally:
+        probe.close()
+    factory = config.load_agent_factory(agent)
+    return factory(*spaces), agent_observation_specs(spaces[0]), agent_action_specs(spaces[1])
+
+
+def run_learner(stop: threading.Event) -> None:
+    """Serves inference and trains."""
+    from seed_rl import config
+
+    experiment = config.load(FLAGS.gin_config, FLAGS.gin_bindings, for_actor=False)
+    from seed_rl.learner import Learner, make_logdir
+
+    logdir = make_logdir(_required_logdir())
+    agent, observation_specs, action_specs = _make_agent(experiment.environment, experiment.agent)
+    Learner(
+        agent,
+        observation_specs,
+        action_specs,
+        FLAGS.num_envs,
+        FLAGS.server_address,
+        logdir,
+        insecure=FLAGS.insecure,
+    ).run(stop)
+
+
+def _restored_agent() -> tuple[Any, Any, Any, Any]:
+    from seed_rl import config
+
+    logdir = _required_logdir()
+    experiment = config.load(FLAGS.gin_config, FLAGS.gin_bindings, for_actor=False)
+    from seed_rl.checkpoints import CheckpointError, Checkpoints
+
+    made = _make_agent(experiment.environment, experiment.agent)
+    checkpoints = Checkpoints(logdir, made[0].checkpoint_items)
+    if not checkpoints.restore_latest():
+        raise CheckpointError(f"there is no checkpoint in --logdir={logdir}")
+    logging.info("restored the checkpoint of %d frames", checkpoints.frames.numpy())
+    return experiment, *made
+
+
+def run_eval(stop: threading.Event) -> None:
+    """Plays episodes with the newest checkpoint and prints how it did."""
+    del stop  # the default action of a signal, to end at once, is right here
+    experiment, agent, _, _ = _restored_agent()
+    from seed_rl.environment import make_environment_batch
+    from seed_rl.evaluation import evaluate
+
+    num_envs = 1 if FLAGS.video else min(FLAGS.env_batch_size, FLAGS.num_episodes)
+    # Other seeds than in training, so that no episode is one that was trained on.
+    environments = make_environment_batch(
+        experiment.environment, range(num_envs), FLAGS.seed + 1_000_000
+    )
+    try:
+        result = evaluate(
+            agent,
+            environments,
+            FLAGS.num_episodes,
+            greedy=FLAGS.greedy,
+            video_path=FLAGS.video,
+        )
+    finally:
+        environments.close()
+    print(result.report())
+
+
+def run_export(stop: threading.Event) -> None:
+    """Writes the newest checkpoint's policy as a SavedModel."""
+    del stop
+    _, agent, observation_specs, action_specs = _restored_agent()
+    from seed_rl.export import export_policy
+
+    print(export_policy(agent, observation_specs, action_specs, FLAGS.logdir))
+
+
+def _required_logdir() -> str:
+    if not FLAGS.logdir:
+        raise UsageError(f"--run_mode={FLAGS.run_mode} needs --logdir=DIRECTORY")
+    return FLAGS.logdir
+
+
+def _stop_on_signals() -> threading.Event:
+    """Returns an event that SIGINT and SIGTERM set; a second signal ends the process at once."""
+    stop = threading.Event()
+
+    def handle(number: int, frame: Any) -> None:
+        del frame
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGTERM, handle)
+    return stop
+
+
+def main(argv: list[str]) -> int:
+    """Runs the part that --run_mode names; returns the process's exit code."""
+    if len(argv) > 1:
+        print(f"error: not a flag: {' '.join(argv[1:])}", file=sys.stderr)
+        return _EXIT_WRONG_INPUT
+    if not FLAGS.run_mode:
+        print("error: --run_mode is needed: learner, actor, eval or export", file=sys.stderr)
+        return _EXIT_WRONG_INPUT
+    logging.set_verbosity(max(FLAGS.verbosity, logging.INFO))
+    serving = FLAGS.run_mode in ("learner", "actor")
+    stop = _stop_on_signals() if serving else threading.Event()
+    parts = {"learner": run_learner, "actor": run_actor, "eval": run_eval, "export": run_export}
+    try:
+        parts[FLAGS.run_mode](stop)
+    except _user_errors() as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _EXIT_WRONG_INPUT
+    return 0
+
+
+def run() -> None:
+    """Parses the flags and runs `main`."""
+    app.run(main)
+
+
+if __name__ == "__main__":
+    run()
