@@ -1,0 +1,101 @@
+"""Central inference beside the bare compiled policy: `python -m seed_rl.benchmarks.inference`.
+
+Rows a second through clients, wire, batcher, per-environment state and unroll store, against the
+same compiled policy called in a loop on constant data, at the same batch size in the same process.
+Finished unrolls are thrown away.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from seed_rl.benchmarks import workload
+from seed_rl.benchmarks.feeders import Load, constant_env_outputs, feeding, rate
+from seed_rl.benchmarks.sinks import DiscardingSink
+from seed_rl.episode_statistics import EpisodeStatistics
+from seed_rl.grpc_service import Server
+from seed_rl.inference import CentralInference, inference_input_specs, inference_output_specs
+
+
+def bare_rows_per_second(policy: Callable, agent, batch_size: int, seconds: float) -> float:
+    """Returns rows a second of the compiled policy alone."""
+    observation_specs, _ = workload.specs()
+    inputs = (
+        np.arange(batch_size, dtype=np.int32),
+        np.zeros(batch_size, np.int32),
+        constant_env_outputs(batch_size, observation_specs),
+        agent.initial_state(batch_size),
+    )
+    for _ in range(5):
+        policy(*inputs)
+    began, calls = time.monotonic(), 0
+    while time.monotonic() - began < seconds:
+        outputs, _ = policy(*inputs)
+        outputs.action.numpy()
+        calls += 1
+    return calls * batch_size / (time.monotonic() - began)
+
+
+def central_rows_per_second(
+    policy: Callable, agent, load: Load, batch_size: int, seconds: float
+) -> float:
+    """Returns rows a second of the whole path."""
+    observation_specs, action_specs = workload.specs()
+    inference = CentralInference(
+        agent,
+        [policy],
+        observation_specs,
+        action_specs,
+        load.num_envs,
+        DiscardingSink(),
+        EpisodeStatistics(load.num_envs, action_repeat=4),
+        lambda: 0,
+        [batch_size],
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        address = f"unix:{directory}/s"
+        server = Server([address], num_environments=load.num_envs)
+        server.bind(
+            inference.functions(),
+            name="inference",
+            input_signature=inference_input_specs(observation_specs),
+            output_signature=inference_output_specs(action_specs),
+            max_batch_size=batch_size,
+        )
+        server.start()
+        try:
+            with feeding(address, load, observation_specs):
+                return rate(lambda: inference.num_steps, 2.0, seconds)
+        finally:
+            server.shutdown()
+
+
+def main() -> None:
+    """Prints the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--envs_per_client", type=int, default=32)
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each measurement")
+    args = parser.parse_args()
+    agent = workload.make_agent()
+    policy = tf.function(agent.policy)
+    load = Load(args.clients, args.envs_per_client)
+    before = bare_rows_per_second(policy, agent, args.batch_size, args.seconds)
+    central = central_rows_per_second(policy, agent, load, args.batch_size, args.seconds)
+    after = bare_rows_per_second(policy, agent, args.batch_size, args.seconds)
+    bare = (before + after) / 2
+    print(
+        f"{args.clients} clients × {args.envs_per_client} environments, batch {args.batch_size}\n"
+        f"bare compiled policy   {bare:8.0f} rows/s ({before:.0f} before, {after:.0f} after)\n"
+        f"central inference      {central:8.0f} rows/s\n"
+        f"ratio                  {central / bare:8.2f}  (bar: 0.85)"
+    )
+
+
+if __name__ == "__main__":
+    main()
