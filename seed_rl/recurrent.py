@@ -76,6 +76,7 @@ class LSTMCore(tf.Module):
         Returns:
           The outputs, float32 [T, B, units], and the state after the last step.
         """
+        inputs, done = tf.convert_to_tensor(inputs), tf.convert_to_tensor(done)
         _check(inputs, done, rank=3)
         gates = self._project(inputs)
         return _run_unroll(gates, done, self._recurrent_weights(), LSTMState(*state))
@@ -84,6 +85,7 @@ class LSTMCore(tf.Module):
         self, inputs: tf.Tensor, done: tf.Tensor, state: LSTMState
     ) -> tuple[tf.Tensor, LSTMState]:
         """One step: like `__call__`, without the time dimension."""
+        inputs, done = tf.convert_to_tensor(inputs), tf.convert_to_tensor(done)
         _check(inputs, done, rank=2)
         gates = self._project(inputs)
         state = _step(gates, done, self._recurrent_weights(), LSTMState(*state))
