@@ -1,0 +1,444 @@
+"""The client: calls the functions that a server has bound."""
+
+import dataclasses
+import itertools
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import grpc
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from seed_rl.grpc_service import addresses, codec, errors, protocol
+from seed_rl.grpc_service import service_pb2 as pb
+from seed_rl.grpc_service.signature import Signature, fits, to_array
+from seed_rl.grpc_service.specs import TensorSpec, describe
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionInfo:
+    """What a client knows of a bound function.
+
+    Attributes:
+      name: of the client's method.
+      input_signature: a tuple, one nest of `TensorSpec`s an argument.
+      output_signature: the nest of `TensorSpec`s of the result.
+      batched: calls bring one row (without the leading dimension) or several.
+      max_batch_size: rows that a call can bring at most; 0 if unbatched.
+    """
+
+    name: str
+    input_signature: tuple[Any, ...]
+    output_signature: Any
+    batched: bool
+    max_batch_size: int
+
+
+class Client:
+    """A connection to a server, whose bound functions are this object's methods.
+
+        with Client("unix:/tmp/learner") as client:
+            action = client.inference(env_id, env_output)
+
+    A batched function takes one row, without the leading dimension, or [n, …] for several; the
+    result has the same form. Results are numpy arrays over the received bytes, read-only. Safe to
+    use from several threads, whose calls are then in flight together. Not across a fork: make the
+    client in the process that uses it. A client whose server died stays dead; make another one.
+
+    Args:
+      address: `unix:/path` or `host:port`.
+      connect_timeout: seconds to wait for the server to come up.
+      call_timeout: seconds to wait for an answer; None: as long as the server lives.
+        Costs some speed.
+      max_message_bytes: largest request and largest answer; the server has a limit of its own.
+      insecure: connect beyond this machine although the connection is not encrypted.
+
+    Attributes:
+      address: as given.
+      functions: `FunctionInfo` by name.
+      num_environments: as the server says.
+      metadata: as the server says.
+
+    Raises:
+      AddressError: the address is not one, or needs `insecure`.
+      UnavailableError: no server came up in time.
+      ProtocolError: the server speaks another version or another protocol.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        connect_timeout: float = 60.0,
+        call_timeout: float | None = None,
+        max_message_bytes: int = protocol.DEFAULT_MAX_MESSAGE_BYTES,
+        insecure: bool = False,
+    ):
+        parsed = addresses.parse(address)
+        addresses.require_loopback(parsed, insecure)
+        self.address = address
+        channel = _open_channel(parsed, max_message_bytes)
+        try:
+            handshake = _shake_hands(channel, parsed, connect_timeout)
+            methods = [
+                _Method(function, index) for index, function in enumerate(handshake.functions)
+            ]
+            self._methods = {method.info.name: method for method in methods}
+            if len(self._methods) != len(methods):
+                raise errors.ProtocolError("two functions of the server have the same name")
+        except BaseException:
+            channel.close()
+            raise
+        self.functions: Mapping[str, FunctionInfo] = MappingProxyType(
+            {method.info.name: method.info for method in methods}
+        )
+        self.num_environments: int = handshake.num_environments
+        self.metadata: Mapping[str, str] = MappingProxyType(dict(handshake.metadata))
+        self._max_message_bytes = min(max_message_bytes, handshake.max_message_bytes)
+        self._call_timeout = call_timeout
+        self._pid = os.getpid()
+        self._connection = _Connection(
+            channel,
+            (
+                (protocol.SERVER_ID_KEY, handshake.server_id),
+                (protocol.MAX_MESSAGE_BYTES_KEY, str(max_message_bytes)),
+            ),
+            reader_thread=call_timeout is not None,
+        )
+        self._close = weakref.finalize(self, self._connection.close)
+
+    def close(self) -> None:
+        """Ends the connection; calls that wait in other threads get a CancelledError."""
+        if os.getpid() == self._pid:
+            self._close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        methods = self.__dict__.get("_methods")
+        if methods is None:
+            raise AttributeError(name)
+        if name not in methods:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            known = ", ".join(sorted(methods)) or "none at all"
+            raise errors.UnknownFunctionError(
+                f"the server at {self.address} has no function {name!r}; it has: {known}"
+            )
+        method = methods[name]
+
+        def call(*args: Any) -> Any:
+            return self._call(method, args)
+
+        call.__name__ = name
+        call.__doc__ = f"{name}{method.inputs} -> {method.outputs}, on {self.address}."
+        self.__dict__[name] = call  # found without __getattr__ from now on
+        return call
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._methods]
+
+    def _call(self, method: "_Method", args: tuple[Any, ...]) -> Any:
+        if os.getpid() != self._pid:
+            raise errors.RpcError(
+                "this client was made before a fork; make one in the process that uses it"
+            )
+        arrays, num_rows, single = method.encode(args)
+        call_id = self._connection.new_call_id()
+        request = pb.CallRequest(
+            call_id=call_id,
+            function=method.index,
+            tensors=[codec.encode_tensor(array) for array in arrays],
+        ).SerializeToString()
+        if len(request) > self._max_message_bytes:
+            raise errors.MessageTooLargeError(
+                f"{method.info.name}: the request has {len(request)} bytes, more than the "
+                f"{self._max_message_bytes} that fit in a message (max_message_bytes)"
+            )
+        response = self._connection.call(call_id, request, self._call_timeout)
+        if response.HasField("error"):
+            raise protocol.error_from_proto(response.error)
+        return method.decode(codec.decode_tensors(response.tensors), num_rows, single)
+
+
+class _Method:
+    """Turns arguments into arrays, and arrays into results."""
+
+    def __init__(self, function: pb.Function, index: int):
+        self.index = index
+        self.inputs = Signature(codec.decode_structure(function.inputs))
+        self.outputs = Signature(codec.decode_structure(function.outputs))
+        if not isinstance(self.inputs.structure, tuple):
+            raise errors.ProtocolError(f"{function.name}: the arguments are not a tuple")
+        specs = self.inputs.specs + self.outputs.specs
+        if function.batched and not (self.inputs.specs and all(spec.shape for spec in specs)):
+            raise errors.ProtocolError(f"{function.name}: batched, but has tensors without rows")
+        self.info = FunctionInfo(
+            name=function.name,
+            input_signature=self.inputs.structure,
+            output_signature=self.outputs.structure,
+            batched=function.batched,
+            max_batch_size=function.max_rows,
+        )
+
+    def encode(self, args: tuple[Any, ...]) -> tuple[list[np.ndarray], int, bool]:
+        """(arrays to send, number of rows, whether a row came without its leading dimension)."""
+        name = self.info.name
+        if len(args) != len(self.info.input_signature):
+            raise errors.SignatureError(
+                f"{name}: expected {len(self.info.input_signature)} arguments {self.inputs}, got "
+                f"{len(args)}"
+            )
+        leaves = self.inputs.flatten(args, f"{name}: argument ")
+        arrays = [
+            to_array(leaf, spec.dtype, f"{name}: argument {path}")
+            for leaf, spec, path in zip(leaves, self.inputs.specs, self.inputs.paths, strict=True)
+        ]
+        if not self.info.batched:
+            for array, spec, path in zip(arrays, self.inputs.specs, self.inputs.paths, strict=True):
+                if not fits(array.shape, spec.shape):
+                    raise self._shape_error(path, str(spec), array)
+            return arrays, 1, False
+        return self._encode_rows(arrays)
+
+    def decode(self, arrays: list[np.ndarray], num_rows: int, single: bool) -> Any:
+        """The result, in the form in which the arguments came."""
+        specs = self.outputs.specs
+        if len(arrays) != len(specs):
+            raise errors.ProtocolError(
+                f"{self.info.name}: expected {len(specs)} tensors in the answer, got {len(arrays)}"
+            )
+        for array, spec, path in zip(arrays, specs, self.outputs.paths, strict=True):
+            shape = (num_rows, *spec.shape[1:]) if self.info.batched else spec.shape
+            if array.dtype != spec.dtype or not fits(array.shape, shape):
+                raise errors.ProtocolError(
+                    f"{self.info.name}: result{path}: expected {describe(shape, spec.dtype)}, got "
+                    f"{describe(array.shape, array.dtype)}"
+                )
+        if single:
+            arrays = [array[0, ...] for array in arrays]
+        return self.outputs.unflatten(arrays)
+
+    def _encode_rows(self, arrays: list[np.ndarray]) -> tuple[list[np.ndarray], int, bool]:
+        first, first_spec = arrays[0], self.inputs.specs[0]
+        single = first.ndim < len(first_spec.shape)
+        num_rows = 1 if single else first.shape[0]
+        for array, spec, path in zip(arrays, self.inputs.specs, self.inputs.paths, strict=True):
+            row_shape = spec.shape[1:]
+            if array.shape != (row_shape if single else (num_rows, *row_shape)):
+                raise self._shape_error(path, self._expected_rows(spec, first, first_spec), array)
+        if not 1 <= num_rows <= self.info.max_batch_size:
+            raise errors.SignatureError(
+                f"{self.info.name}: a call brings 1 to {self.info.max_batch_size} rows, got "
+                f"{num_rows}"
+            )
+        return ([array[np.newaxis] for array in arrays] if single else arrays), num_rows, single
+
+    def _expected_rows(self, spec: TensorSpec, first: np.ndarray, first_spec: TensorSpec) -> str:
+        row_shape = spec.shape[1:]
+        one = f"{describe(row_shape, spec.dtype)} for one row"
+        if spec is not first_spec and first.shape == first_spec.shape[1:]:
+            return f"{one}, as in the first argument"
+        if spec is not first_spec and first.shape[1:] == first_spec.shape[1:]:
+            return f"{describe((first.shape[0], *row_shape), spec.dtype)}, as in the first argument"
+        return f"{one} or {describe(('n', *row_shape), spec.dtype)} for n rows"
+
+    def _shape_error(self, path: str, expected: str, array: np.ndarray) -> errors.SignatureError:
+        return errors.SignatureError(
+            f"{self.info.name}: argument {path}: expected {expected}, got "
+            f"{describe(array.shape, array.dtype)}"
+        )
+
+
+class _PendingCall:
+    __slots__ = ("error", "response")
+
+    def __init__(self) -> None:
+        self.response: pb.CallResponse | None = None
+        self.error: errors.RpcError | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.response is not None or self.error is not None
+
+
+class _Connection:
+    """The stream, shared by the threads of a process.
+
+    A thread that waits for its answer reads the stream itself, also for the others, unless another
+    one does so already: a reader thread would cost another switch of threads a call. Only a time
+    limit needs one, because a read cannot be interrupted.
+    """
+
+    def __init__(
+        self, channel: grpc.Channel, metadata: tuple[tuple[str, str], ...], reader_thread: bool
+    ):
+        self._channel = channel
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        open_stream = channel.stream_stream(protocol.CALL_METHOD, None, None)
+        self._stream: Any = open_stream(iter(self._requests.get, None), metadata=metadata)
+        self._call_ids = itertools.count(1)
+        self._condition = threading.Condition()
+        self._pending: dict[int, _PendingCall] = {}
+        self._is_read = reader_thread
+        self._failure: errors.RpcError | None = None  # of every call from now on
+        if reader_thread:
+            threading.Thread(target=self._read_all, name="grpc_service client", daemon=True).start()
+
+    def new_call_id(self) -> int:
+        return next(self._call_ids)
+
+    def call(self, call_id: int, request: bytes, timeout: float | None) -> pb.CallResponse:
+        """Sends a request and waits for its answer.
+
+        Raises:
+          RpcError: one of its subclasses, when the server or this client is gone, or time is up.
+        """
+        pending = _PendingCall()
+        with self._condition:
+            if self._failure is not None:
+                raise _copy(self._failure)
+            self._pending[call_id] = pending
+        self._requests.put(request)
+        try:
+            self._wait(pending, timeout)
+        finally:
+            with self._condition:
+                self._pending.pop(call_id, None)
+        if pending.error is not None:
+            raise _copy(pending.error)
+        assert pending.response is not None
+        return pending.response
+
+    def close(self) -> None:
+        self._fail(errors.CancelledError("the client was closed"))
+        self._stream.cancel()
+        self._requests.put(None)
+        self._channel.close()
+
+    def _wait(self, pending: _PendingCall, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._condition:
+            while self._is_read and not pending.done:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise errors.CallTimeoutError(f"no answer within {timeout} s (call_timeout)")
+                self._condition.wait(left)
+            if pending.done:
+                return
+            self._is_read = True
+        try:
+            while not pending.done:
+                self._read_one()
+        finally:
+            with self._condition:
+                self._is_read = False
+                self._condition.notify_all()
+
+    def _read_all(self) -> None:
+        while self._failure is None:
+            self._read_one()
+
+    def _read_one(self) -> None:
+        """Reads an answer and gives it to its caller; a broken stream fails all calls."""
+        try:
+            response = pb.CallResponse.FromString(next(self._stream))
+        except grpc.RpcError as error:
+            self._fail(_stream_error(error))
+        except StopIteration:
+            self._fail(errors.UnavailableError("the server ended the connection"))
+        except DecodeError:
+            self._fail(errors.ProtocolError("an answer of the server cannot be parsed"))
+        else:
+            with self._condition:
+                pending = self._pending.get(response.call_id)
+                if pending is not None:  # else its caller gave up
+                    pending.response = response
+                    if len(self._pending) > 1 or self._is_read:
+                        self._condition.notify_all()
+
+    def _fail(self, error: errors.RpcError) -> None:
+        with self._condition:
+            if self._failure is None:
+                self._failure = error
+                if isinstance(error, errors.CancelledError):  # for calls after close()
+                    self._failure = errors.UnavailableError(str(error))
+            for pending in self._pending.values():
+                if not pending.done:
+                    pending.error = error
+            self._condition.notify_all()
+
+
+def _open_channel(address: addresses.Address, max_message_bytes: int) -> grpc.Channel:
+    return grpc.insecure_channel(
+        address.target,
+        options=[
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", -1),  # checked where only one caller is harmed
+            # A server that comes up is to be noticed soon.
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+            ("grpc.enable_http_proxy", 0),
+            # Clients of one process must not share a connection, nor its failures.
+            ("grpc.use_local_subchannel_pool", 1),
+        ],
+    )
+
+
+def _shake_hands(
+    channel: grpc.Channel, address: addresses.Address, timeout: float
+) -> pb.HandshakeResponse:
+    request = pb.HandshakeRequest(protocol_version=protocol.PROTOCOL_VERSION).SerializeToString()
+    call = channel.unary_unary(protocol.HANDSHAKE_METHOD, None, None)
+    try:
+        data = call(request, timeout=timeout, wait_for_ready=True)
+        response = pb.HandshakeResponse.FromString(data)
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise errors.UnavailableError(
+                f"no server answered at {address} within {timeout} s (connect_timeout)"
+            ) from None
+        raise _handshake_error(error, address) from None
+    except DecodeError:
+        raise errors.ProtocolError(
+            f"the server at {address} does not speak this protocol: its handshake cannot be parsed"
+        ) from None
+    if response.protocol_version != protocol.PROTOCOL_VERSION:
+        raise errors.ProtocolError(
+            f"the server at {address} speaks protocol version {response.protocol_version}, this "
+            f"client {protocol.PROTOCOL_VERSION}; install the same seed_rl on both sides"
+        )
+    return response
+
+
+def _handshake_error(error: Any, address: addresses.Address) -> errors.RpcError:
+    if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+        return errors.ProtocolError(f"the gRPC server at {address} is not a seed_rl server")
+    return _stream_error(error, f"{address}: ")
+
+
+def _stream_error(error: Any, prefix: str = "") -> errors.RpcError:
+    code, details = error.code(), error.details()
+    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION):
+        return errors.ProtocolError(f"{prefix}{details}")
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return errors.MessageTooLargeError(f"{prefix}{details}")
+    if code == grpc.StatusCode.CANCELLED:
+        details = "the connection was cancelled"
+    return errors.UnavailableError(f"{prefix}the server is gone: {details}")
+
+
+def _copy(error: errors.RpcError) -> errors.RpcError:
+    """Each caller raises an exception, with a traceback, of its own."""
+    return type(error)(str(error))

@@ -1,0 +1,56 @@
+"""What client and server agree on besides the messages of service.proto."""
+
+from seed_rl.grpc_service import errors
+from seed_rl.grpc_service import service_pb2 as pb
+
+PROTOCOL_VERSION = 1
+
+SERVICE = "seed_rl.grpc_service.Service"
+HANDSHAKE = "Handshake"
+CALL = "Call"
+HANDSHAKE_METHOD = f"/{SERVICE}/{HANDSHAKE}"
+CALL_METHOD = f"/{SERVICE}/{CALL}"
+
+# Metadata of a Call stream: the server the handshake was made with, and the largest answer the
+# client can take.
+SERVER_ID_KEY = "seed-rl-server-id"
+MAX_MESSAGE_BYTES_KEY = "seed-rl-max-message-bytes"
+
+DEFAULT_MAX_MESSAGE_BYTES = 128 * 1024 * 1024
+
+_ERROR_OF_KIND: dict[int, type[errors.RpcError]] = {
+    pb.Error.UNKNOWN_FUNCTION: errors.UnknownFunctionError,
+    pb.Error.SIGNATURE: errors.SignatureError,
+    pb.Error.PROTOCOL: errors.ProtocolError,
+    pb.Error.CANCELLED: errors.CancelledError,
+    pb.Error.MESSAGE_TOO_LARGE: errors.MessageTooLargeError,
+}
+_KIND_OF_ERROR = {error: kind for kind, error in _ERROR_OF_KIND.items()}
+
+
+def error_to_proto(error: BaseException) -> pb.Error:
+    """An error of this package keeps its class; any other becomes a RemoteFunctionError."""
+    kind = _KIND_OF_ERROR.get(type(error))
+    if kind is not None:
+        return pb.Error(kind=kind, message=_text(error))
+    if isinstance(error, errors.RemoteFunctionError):
+        name, message = error.exception_type, _text(error)
+    else:
+        name, message = type(error).__name__, f"{type(error).__name__}: {_text(error)}"
+    return pb.Error(kind=pb.Error.REMOTE_FUNCTION, message=message, exception_type=name)
+
+
+def error_from_proto(error: pb.Error) -> errors.RpcError:
+    """The exception that a caller is to see."""
+    if error.kind == pb.Error.REMOTE_FUNCTION:
+        return errors.RemoteFunctionError(error.message, error.exception_type)
+    cls = _ERROR_OF_KIND.get(error.kind)
+    if cls is None:
+        return errors.ProtocolError(f"error of unknown kind {error.kind}: {error.message}")
+    return cls(error.message)
+
+
+def _text(error: BaseException) -> str:
+    # A lone surrogate cannot be encoded, and a message of megabytes helps nobody.
+    text = str(error).encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= 10_000 else text[:10_000] + " […]"

@@ -1,0 +1,540 @@
+"""The server: binds functions and answers the calls of many clients."""
+
+import asyncio
+import atexit
+import collections
+import contextlib
+import logging
+import os
+import stat
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from seed_rl.grpc_service import addresses as addresses_lib
+from seed_rl.grpc_service import codec, errors, protocol
+from seed_rl.grpc_service import service_pb2 as pb
+from seed_rl.grpc_service.batching import Batch, BatchQueue, Call, CallQueue, FunctionStatistics
+from seed_rl.grpc_service.functions import BoundFunction, make_bound_function
+
+_LOGGER = logging.getLogger(__name__)
+
+_GOING_DOWN = "the server is shutting down"
+
+# A call whose answer is ready: the call, and the serialized answer.
+_Answer = tuple[Call, bytes]
+
+
+class Server:
+    """Serves bound functions on Unix and TCP sockets.
+
+        with Server("unix:/tmp/learner") as server:  # or bind, start(), …, shutdown()
+            server.bind(inference)
+            server.start()
+            …
+
+    One background thread runs the transport, however many clients there are; each bound callable
+    has a worker thread of its own. Nothing here survives a fork: fork first, then make the server.
+
+    Args:
+      addresses: one or several of `unix:/path` (created with mode 0600) and `host:port` (port 0:
+        any free one; see the attribute `addresses`).
+      max_batch_wait: seconds that a call of a batched function waits for company.
+      num_environments: told to clients.
+      metadata: strings for clients to read.
+      max_message_bytes: largest request and largest answer.
+      max_calls_in_flight: per client; the server reads no further calls of a client before it has
+        answered some of these.
+      insecure: listen beyond this machine although the connection is not encrypted.
+
+    Attributes:
+      addresses: where the server listens, with the real ports once it has started.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        max_batch_wait: float = 0.005,
+        num_environments: int = 0,
+        metadata: Mapping[str, str] | None = None,
+        max_message_bytes: int = protocol.DEFAULT_MAX_MESSAGE_BYTES,
+        max_calls_in_flight: int = 64,
+        insecure: bool = False,
+    ):
+        given = [addresses] if isinstance(addresses, str) else list(addresses)
+        if not given:
+            raise errors.AddressError("a server needs at least one address")
+        if max_batch_wait < 0 or max_message_bytes < 1 or max_calls_in_flight < 1:
+            raise ValueError(
+                "max_batch_wait must be at least 0, max_message_bytes and max_calls_in_flight at "
+                f"least 1, got {max_batch_wait}, {max_message_bytes}, {max_calls_in_flight}"
+            )
+        self._parsed = [addresses_lib.parse(address) for address in given]
+        for address in self._parsed:
+            addresses_lib.require_loopback(address, insecure)
+        self.addresses = [address.target for address in self._parsed]
+        self._max_batch_wait = max_batch_wait
+        self._num_environments = num_environments
+        self._metadata = dict(metadata or {})
+        self._max_message_bytes = max_message_bytes
+        self._max_calls_in_flight = max_calls_in_flight
+        self._functions: dict[str, BoundFunction] = {}
+        self._services: list[_FunctionService] = []
+        self._state_lock = threading.Lock()
+        self._state = "new"
+        self._loop_thread: threading.Thread | None = None
+        self._transport: _Transport | None = None
+        self._sockets: list[tuple[str, tuple[int, int]]] = []
+
+    def bind(
+        self,
+        fn: Callable[..., Any] | Sequence[Callable[..., Any]],
+        *,
+        name: str | None = None,
+        input_signature: Any = None,
+        output_signature: Any = None,
+        max_batch_size: int | None = None,
+        batch_sizes: Sequence[int] | None = None,
+        batched: bool | None = None,
+    ) -> None:
+        """Makes a function callable for clients.
+
+        A function whose inputs and outputs all lead with the same dimension is batched across
+        callers: a call brings one row or several, and the function sees at most as many as the
+        dimension says (where it is None: `max_batch_size`, 64 by default). A tf.function always sees its static
+        size, or where that is None, one of `batch_sizes` (powers of two by default): the rows that
+        are missing repeat the last real one, and what comes out for them is dropped. A Python
+        function with None sees exactly the rows that were sent. A batched function owns its input
+        arrays. Any other function is unbatched: each call runs alone, on read-only arrays.
+
+        A function is never entered twice at the same time. The functions of a list are used in turn
+        by a thread each. Bind before `start`.
+
+        Args:
+          fn: a tf.function with an input_signature, or a Python function of numpy nests; or a list
+            of such functions with the same signature.
+          name: what clients call it; the function's own name by default.
+          input_signature: for a Python function: a tuple with one nest of specs an argument. A spec
+            is a `TensorSpec` or anything with a shape and a dtype.
+          output_signature: for a Python function: the nest of specs of its result; None if it
+            returns nothing.
+          max_batch_size: rows of a full batch, where the leading dimension is None.
+          batch_sizes: the sizes to pad to, where the leading dimension is None.
+          batched: False keeps a function unbatched that looks batched; True insists.
+
+        Raises:
+          SignatureError: a signature is missing, or does not fit the other arguments.
+          ValueError: the name is taken or cannot be a method's, or a size is not positive.
+        """
+        if self._state != "new":
+            raise RuntimeError("bind functions before the server starts")
+        bound = make_bound_function(
+            fn, name, input_signature, output_signature, max_batch_size, batch_sizes, batched
+        )
+        if bound.name in self._functions:
+            raise ValueError(f"{bound.name!r} is bound already; give the second one another name=")
+        self._functions[bound.name] = bound
+
+    def start(self) -> None:
+        """Listens on every address; returns when clients can connect.
+
+        Raises:
+          AddressError: an address cannot be listened on; then none is.
+        """
+        with self._state_lock:
+            if self._state != "new":
+                raise RuntimeError("a server starts once; make another one")
+            self._state = "started"
+            loop = asyncio.new_event_loop()
+            self._loop_thread = threading.Thread(
+                target=_run_loop, args=(loop,), name="grpc_service", daemon=True
+            )
+            self._loop_thread.start()
+            try:
+                asyncio.run_coroutine_threadsafe(self._start(loop), loop).result()
+            except BaseException:
+                self._stop(grace=0.0)
+                raise
+            for service in self._services:
+                service.start()
+            atexit.register(self.shutdown)
+
+    def shutdown(self, grace: float = 1.0) -> None:
+        """Cancels every waiting call at once, closes the sockets and removes their files.
+
+        A call that is running is cancelled for its caller, too; the function itself gets `grace`
+        seconds to return, then its thread is left behind. Further calls do nothing.
+        """
+        with self._state_lock:
+            if self._state == "started":
+                atexit.unregister(self.shutdown)
+                self._stop(grace)
+            self._state = "stopped"
+
+    def statistics(self) -> dict[str, FunctionStatistics]:
+        """What each function did since this was last called."""
+        return {service.function.name: service.queue.statistics() for service in self._services}
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.shutdown()
+
+    async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._services = [
+            _FunctionService(function, loop, self._max_batch_wait, self._max_message_bytes)
+            for function in self._functions.values()
+        ]
+        handshake = pb.HandshakeResponse(
+            protocol_version=protocol.PROTOCOL_VERSION,
+            functions=[function.to_proto() for function in self._functions.values()],
+            num_environments=self._num_environments,
+            metadata=self._metadata,
+            server_id=uuid.uuid4().hex,
+            max_message_bytes=self._max_message_bytes,
+        )
+        self._transport = _Transport(handshake, self._services, self._max_calls_in_flight)
+        for index, address in enumerate(self._parsed):
+            self.addresses[index] = self._listen(self._transport.server, address)
+        await self._transport.server.start()
+
+    def _listen(self, server: grpc.aio.Server, address: addresses_lib.Address) -> str:
+        if not address.path:
+            return f"{address.target.rpartition(':')[0]}:{_add_port(server, address)}"
+        with addresses_lib.private_socket(address.path):
+            _add_port(server, address)
+        found = os.stat(address.path)
+        self._sockets.append((address.path, (found.st_dev, found.st_ino)))
+        return address.target
+
+    def _stop(self, grace: float) -> None:
+        assert self._loop_thread is not None
+        deadline = time.monotonic() + grace
+        for service in self._services:
+            service.queue.close()
+        loop: asyncio.AbstractEventLoop = self._loop_thread._args[0]  # type: ignore[attr-defined]
+        if self._transport is not None:
+            asyncio.run_coroutine_threadsafe(self._transport.stop(grace), loop).result()
+        for service in self._services:
+            service.join(deadline)
+        loop.call_soon_threadsafe(loop.stop)
+        if self._loop_thread is not threading.current_thread():
+            self._loop_thread.join()
+        for path, identity in self._sockets:
+            _remove_socket(path, identity)
+
+
+class _FunctionService:
+    """The queue of one bound function and the threads that work it off."""
+
+    def __init__(
+        self,
+        function: BoundFunction,
+        loop: asyncio.AbstractEventLoop,
+        max_batch_wait: float,
+        max_message_bytes: int,
+    ):
+        self.function = function
+        self.queue: BatchQueue | CallQueue = (
+            BatchQueue(function.inputs.specs, function.max_rows, max_batch_wait, loop.call_later)
+            if function.batched
+            else CallQueue()
+        )
+        self._loop = loop
+        self._max_message_bytes = max_message_bytes
+        self._threads = [
+            threading.Thread(
+                target=self._work, args=(fn,), name=f"{function.name} {index}", daemon=True
+            )
+            for index, fn in enumerate(function.callables)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def join(self, deadline: float) -> None:
+        """Waits for the workers until `deadline` (of the monotonic clock)."""
+        for thread in self._threads:
+            if thread is not threading.current_thread() and thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+                if thread.is_alive():
+                    _LOGGER.warning(
+                        "%s is still running; its thread is left behind", self.function.name
+                    )
+
+    def _work(self, fn: Callable[..., Any]) -> None:
+        while (batch := self.queue.take()) is not None:
+            start = time.monotonic()
+            answers = self._run(fn, batch)
+            self.queue.count_run(time.monotonic() - start)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(_deliver, answers)
+
+    def _run(self, fn: Callable[..., Any], batch: Batch) -> list[_Answer]:
+        # BaseException: whatever ends this thread would leave its callers waiting for ever.
+        try:
+            outputs = self.function.run(fn, batch)
+            return self._encode(batch, outputs)
+        except BaseException as error:
+            _LOGGER.exception("%s raised", self.function.name)
+            if isinstance(error, errors.RpcError):  # of this function's own making
+                error = errors.RemoteFunctionError(
+                    f"{type(error).__name__}: {error}", type(error).__name__
+                )
+            return [(call, _error_response(call.call_id, error)) for call in batch.calls]
+
+    def _encode(self, batch: Batch, outputs: Sequence[np.ndarray]) -> list[_Answer]:
+        # Here and not on the loop: the function may use the same output arrays for its next batch.
+        answers = []
+        start = 0
+        for call in batch.calls:
+            end = start + call.num_rows
+            rows = [array[start:end] for array in outputs] if self.function.batched else outputs
+            start = end
+            response = pb.CallResponse(
+                call_id=call.call_id, tensors=[codec.encode_tensor(array) for array in rows]
+            )
+            answers.append((call, self._check_size(call, response)))
+        return answers
+
+    def _check_size(self, call: Call, response: pb.CallResponse) -> bytes:
+        data = response.SerializeToString()
+        limit = min(self._max_message_bytes, call.stream.max_message_bytes)
+        if len(data) > limit:
+            error = errors.MessageTooLargeError(
+                f"{self.function.name}: the answer has {len(data)} bytes, more than the "
+                f"{limit} that fit in a message (max_message_bytes)"
+            )
+            return _error_response(call.call_id, error)
+        return data
+
+
+class _Stream:
+    """One client's Call stream. Everything here happens on the event loop."""
+
+    def __init__(self, context: Any, max_calls_in_flight: int, max_message_bytes: int):
+        self.max_message_bytes = max_message_bytes
+        self._context = context
+        self._max_calls_in_flight = max_calls_in_flight
+        self._waiting: dict[int, Call | None] = {}
+        self._answers: collections.deque[bytes] = collections.deque()
+        self._num_in_flight = 0
+        self._room = asyncio.Event()
+        self._has_answers = asyncio.Event()
+
+    def open_call(self, call_id: int) -> None:
+        """Notes that a call came; `answer` closes it."""
+        if call_id in self._waiting:
+            raise errors.ProtocolError(f"call id {call_id} is in use by a call that still waits")
+        self._waiting[call_id] = None
+        self._num_in_flight += 1
+
+    def answer(self, call_id: int, response: bytes) -> None:
+        """Queues the answer of a call, unless it was answered (cancelled) before."""
+        if call_id in self._waiting:
+            del self._waiting[call_id]
+            self._answers.append(response)
+            self._has_answers.set()
+
+    def cancel_all(self) -> None:
+        """Answers every waiting call with a CancelledError."""
+        error = errors.CancelledError(f"the call was cancelled: {_GOING_DOWN}")
+        for call_id in list(self._waiting):
+            self.answer(call_id, _error_response(call_id, error))
+
+    def forget_all(self) -> None:
+        """The client is gone: whatever is still computed for it is dropped."""
+        self._waiting.clear()
+        self._answers.clear()
+
+    async def wait_for_room(self) -> None:
+        """Until the client may have another call in flight."""
+        while self._num_in_flight >= self._max_calls_in_flight:
+            self._room.clear()
+            await self._room.wait()
+
+    async def wait_for_all(self) -> None:
+        """Until every call is answered and every answer is written."""
+        while self._num_in_flight:
+            self._room.clear()
+            await self._room.wait()
+
+    async def write_answers(self) -> None:
+        """Writes answers as they come, for ever."""
+        while True:
+            await self._has_answers.wait()
+            self._has_answers.clear()
+            while self._answers:
+                await self._context.write(self._answers.popleft())
+                self._num_in_flight -= 1
+                self._room.set()
+
+
+class _Transport:
+    """The gRPC server and its two methods. Lives on the event loop."""
+
+    def __init__(
+        self,
+        handshake: pb.HandshakeResponse,
+        services: Sequence[_FunctionService],
+        max_calls_in_flight: int,
+    ):
+        self._handshake = handshake
+        self._services = services
+        self._max_calls_in_flight = max_calls_in_flight
+        self._streams: set[_Stream] = set()
+        self._stopping = asyncio.Event()
+        self.server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", handshake.max_message_bytes),
+                ("grpc.max_send_message_length", -1),  # checked where the caller can be told
+                ("grpc.so_reuseport", 0),  # else a second server could share a taken port
+            ]
+        )
+        handlers = {
+            protocol.HANDSHAKE: grpc.unary_unary_rpc_method_handler(self._on_handshake),
+            protocol.CALL: grpc.stream_stream_rpc_method_handler(self._on_stream),
+        }
+        self.server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(protocol.SERVICE, handlers),)
+        )
+
+    async def stop(self, grace: float) -> None:
+        """Cancels waiting calls, ends the streams, and closes the listening sockets."""
+        self._stopping.set()
+        for stream in self._streams:
+            stream.cancel_all()
+        await self.server.stop(grace)
+
+    async def _on_handshake(self, data: bytes, context: Any) -> bytes:
+        try:
+            request = pb.HandshakeRequest.FromString(data)
+        except DecodeError:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "the handshake request cannot be parsed"
+            )
+        if request.protocol_version != protocol.PROTOCOL_VERSION:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the client speaks protocol version {request.protocol_version}, the server "
+                f"{protocol.PROTOCOL_VERSION}; install the same seed_rl on both sides",
+            )
+        return self._handshake.SerializeToString()
+
+    async def _on_stream(self, _: Any, context: Any) -> None:
+        metadata = dict(context.invocation_metadata() or ())
+        expected_id = metadata.get(protocol.SERVER_ID_KEY, self._handshake.server_id)
+        if expected_id != self._handshake.server_id:
+            await context.abort(
+                grpc.StatusCode.UNAVAILABLE, "the server restarted since the handshake"
+            )
+        limit = metadata.get(protocol.MAX_MESSAGE_BYTES_KEY, "")
+        max_bytes = int(limit) if limit.isdecimal() else self._handshake.max_message_bytes
+        stream = _Stream(context, self._max_calls_in_flight, max_bytes)
+        self._streams.add(stream)
+        tasks = [
+            asyncio.ensure_future(stream.write_answers()),
+            asyncio.ensure_future(self._read_calls(stream, context)),
+            asyncio.ensure_future(self._stopping.wait()),
+        ]
+        _, reading, stopping = tasks
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
+                stream.cancel_all()
+                reading.cancel()
+                await stream.wait_for_all()
+                await context.abort(grpc.StatusCode.UNAVAILABLE, _GOING_DOWN)
+            if reading.done() and (error := reading.result()) is not None:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            await stream.wait_for_all()
+        finally:
+            self._streams.discard(stream)
+            stream.forget_all()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read_calls(self, stream: _Stream, context: Any) -> errors.ProtocolError | None:
+        """Accepts calls until the client has no more; returns what makes the stream useless."""
+        while (data := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined,unused-ignore]
+            try:
+                self._accept(stream, data)
+            except errors.ProtocolError as error:
+                return error
+            await stream.wait_for_room()
+        return None
+
+    def _accept(self, stream: _Stream, data: bytes) -> None:
+        """Queues one call, or answers it with an error.
+
+        Raises:
+          ProtocolError: there is no call id to answer to.
+        """
+        try:
+            request = pb.CallRequest.FromString(data)
+        except DecodeError:
+            raise errors.ProtocolError("a request cannot be parsed") from None
+        stream.open_call(request.call_id)
+        if self._stopping.is_set():
+            stream.cancel_all()
+            return
+        try:
+            if request.function >= len(self._services):
+                raise errors.UnknownFunctionError(
+                    f"the server has no function number {request.function}; it has "
+                    f"{len(self._services)}"
+                )
+            service = self._services[request.function]
+            arrays = codec.decode_tensors(request.tensors)
+            num_rows = service.function.check_inputs(arrays)
+            service.queue.add(Call(stream, request.call_id, num_rows), arrays)
+        except Exception as error:
+            if not isinstance(error, errors.RpcError):
+                _LOGGER.exception("a call could not be queued")
+            stream.answer(request.call_id, _error_response(request.call_id, error))
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _deliver(answers: Sequence[_Answer]) -> None:
+    for call, response in answers:
+        call.stream.answer(call.call_id, response)
+
+
+def _error_response(call_id: int, error: BaseException) -> bytes:
+    response = pb.CallResponse(call_id=call_id, error=protocol.error_to_proto(error))
+    return response.SerializeToString()
+
+
+def _add_port(server: grpc.aio.Server, address: addresses_lib.Address) -> int:
+    try:
+        port = server.add_insecure_port(address.target)
+    except RuntimeError as error:
+        raise errors.AddressError(f"{address}: cannot be listened on: {error}") from None
+    if port == 0:
+        raise errors.AddressError(f"{address}: cannot be listened on; is it in use?")
+    return port
+
+
+def _remove_socket(path: str, identity: tuple[int, int]) -> None:
+    """Unless gRPC has removed it, or another server has put its own there."""
+    with contextlib.suppress(FileNotFoundError):
+        found = os.lstat(path)
+        if stat.S_ISSOCK(found.st_mode) and (found.st_dev, found.st_ino) == identity:
+            os.unlink(path)
