@@ -56,6 +56,7 @@ class Rows(NamedTuple):
     indices: np.ndarray  # int32 [n], which of the batch's environments, each at most once
     env_outputs: EnvOutput  # every array [n, …]
     raw_rewards: np.ndarray  # float32 [n], before any scaling or clipping
+    torn: np.ndarray  # bool [n], a failure ended the episode before: nothing it did counts
 
 
 class EnvironmentBatch(abc.ABC):
@@ -83,6 +84,7 @@ class EnvironmentBatch(abc.ABC):
         self.action_space = self._translate.canonical
         self._max_failures = max_failures
         self._episode_steps = np.zeros(self.num_envs, np.int32)
+        self._torn = np.zeros(self.num_envs, bool)  # since the last rows of all environments
         self._everyone = np.arange(self.num_envs, dtype=np.int32)
         self._everyone.setflags(write=False)
 
@@ -142,7 +144,8 @@ class EnvironmentBatch(abc.ABC):
         observation = self._layout.nest(leaves)
         steps = self._episode_steps.copy()
         output = EnvOutput(rewards, done, observation, abandoned, steps)
-        return Rows(self._everyone, output, raw_rewards)
+        torn, self._torn = self._torn, np.zeros(self.num_envs, bool)
+        return Rows(self._everyone, output, raw_rewards, torn)
 
     def _ordinary_rows(
         self,
@@ -156,7 +159,7 @@ class EnvironmentBatch(abc.ABC):
         output = EnvOutput(
             rewards, no, self._layout.nest(leaves), no.copy(), self._episode_steps[indices]
         )
-        return Rows(indices, output, raw_rewards)
+        return Rows(indices, output, raw_rewards, no.copy())
 
 
 class SingleEnvironments(EnvironmentBatch):
@@ -219,7 +222,7 @@ class SingleEnvironments(EnvironmentBatch):
             try:
                 observation, reward, terminated, truncated, info = self._envs[i].step(action)
             except Exception as error:
-                done[i] = abandoned[i] = True
+                done[i] = abandoned[i] = self._torn[i] = True
                 self._restart(i, error, leaves)
                 continue
             self._failures[i] = 0
@@ -418,6 +421,7 @@ class VectorEnvironments(EnvironmentBatch):
     def _tear(self, rows: Rows, torn: np.ndarray) -> None:
         """Turns rows of all environments, where `torn`, into those of an abandoned episode."""
         output = rows.env_outputs
+        rows.torn[torn] = True
         output.reward[torn] = 0.0
         rows.raw_rewards[torn] = 0.0
         output.done[torn] = True
@@ -449,7 +453,7 @@ class VectorEnvironments(EnvironmentBatch):
             abandoned[indices],
             self._episode_steps[indices],
         )
-        return [Rows(indices, output, step.raw_rewards[indices])]
+        return [Rows(indices, output, step.raw_rewards[indices], np.zeros(len(indices), bool))]
 
     def _hold(self, step: _VectorStep, ended: np.ndarray) -> None:
         """Keeps what is told of the ended episodes once their successors have begun."""
@@ -469,6 +473,7 @@ class VectorEnvironments(EnvironmentBatch):
         rewards = np.where(finished, self._held.rewards, np.float32(0))
         raw_rewards = np.where(finished, self._held.raw_rewards, np.float32(0))
         self._resetting = np.zeros(self.num_envs, bool)
+        self._torn = ~finished
         self._episode_steps[:] = 0
         done = np.ones(self.num_envs, bool)
         return self._all_rows(rewards, raw_rewards, done, ~finished, leaves)
