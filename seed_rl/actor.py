@@ -44,12 +44,14 @@ class Actor:
         first_env_id: int,
         server_address: str,
         reconnect_secs: float = 600.0,
+        insecure: bool = False,
     ):
         """Args:
         environments: what is stepped; environment k has env_id first_env_id + k.
         first_env_id: int.
         server_address: 'unix:/path' or 'host:port' of the learner.
         reconnect_secs: seconds to wait for a learner, at the start and whenever it goes away.
+        insecure: allow an address beyond this machine without encryption.
         """
         self._environments = environments
         self._env_ids = np.arange(
@@ -57,6 +59,7 @@ class Actor:
         )
         self._server_address = server_address
         self._reconnect_secs = reconnect_secs
+        self._insecure = insecure
 
     def run(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Acts until the learner has finished training or `should_stop()`.
@@ -69,7 +72,9 @@ class Actor:
         delay = 0.1
         while not should_stop():
             try:
-                with Client(self._server_address, connect_timeout=5.0) as client:
+                with Client(
+                    self._server_address, connect_timeout=5.0, insecure=self._insecure
+                ) as client:
                     self._check(client)
                     delay = 0.1
                     self._act(client, should_stop)
@@ -110,7 +115,7 @@ class Actor:
         pending = [self._environments.reset()]
         while not should_stop():
             for rows in pending:
-                run_ids[rows.indices[rows.restarted]] = secrets.randbits(63)
+                run_ids[rows.indices[rows.torn]] = secrets.randbits(63)
                 actions = self._call(client, run_ids, rows)
                 if answered is None or rows.indices.size == self._env_ids.size:
                     answered = map_nest(np.array, actions)

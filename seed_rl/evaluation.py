@@ -65,7 +65,7 @@ def evaluate(
     """
     if num_episodes < 1:
         raise ValueError(f"--num_episodes must be at least 1, got {num_episodes}")
-    policy = tf.function(agent.greedy_policy if greedy else agent.policy)
+    policy = tf.function(agent.greedy_policy if greedy else agent.policy, autograph=False)
     player = _Player(agent, environments, policy)
     quota = np.full(environments.num_envs, num_episodes // environments.num_envs)
     quota[: num_episodes % environments.num_envs] += 1

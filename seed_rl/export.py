@@ -34,8 +34,10 @@ class _PolicyModule(tf.Module):
             ),
             state,
         )
-        self.policy = tf.function(agent.policy, input_signature=inputs)
-        self.greedy_policy = tf.function(agent.greedy_policy, input_signature=inputs)
+        self.policy = tf.function(agent.policy, input_signature=inputs, autograph=False)
+        self.greedy_policy = tf.function(
+            agent.greedy_policy, input_signature=inputs, autograph=False
+        )
         self.initial_state = tf.function(lambda: agent.initial_state(1) or (), input_signature=())
 
 

@@ -102,6 +102,7 @@ class CentralInference:
         self._policy_version = policy_version
         self._lock = threading.Lock()
         self._finished = False
+        self._waiting = np.zeros(num_envs, bool)  # environments whose actor is to hear the end
         self.num_steps = 0
 
         self._initial_state = map_nest(np.asarray, agent.initial_state(1))
@@ -143,6 +144,11 @@ class CentralInference:
         """Answers every further call with TrainingFinished."""
         self._finished = True
 
+    @property
+    def everybody_knows(self) -> bool:
+        """Whether, after `finish`, each environment that was ever stepped has been told."""
+        return self._finished and not self._waiting.any()
+
     def step(
         self, policy: Policy, env_ids: Any, run_ids: Any, env_outputs: EnvOutput, raw_rewards: Any
     ) -> Any:
@@ -163,9 +169,10 @@ class CentralInference:
           TrainingFinished: no more frames are needed.
           ValueError: an env_id is out of range.
         """
-        if self._finished:
-            raise TrainingFinished("the learner has trained on all the frames it was asked to")
         ids = check_env_ids(env_ids, self.num_envs)
+        if self._finished:
+            self._waiting[ids] = False
+            raise TrainingFinished("the learner has trained on all the frames it was asked to")
         groups = _distinct_groups(ids, self.num_envs)
         if len(groups) == 1:
             return self._step_distinct(policy, ids, run_ids, env_outputs, raw_rewards)
@@ -201,6 +208,7 @@ class CentralInference:
             self.num_steps += ids.size - int(np.count_nonzero(env_outputs.abandoned))
             return env_outputs
         self._reset(ids[started])
+        self._waiting[ids] = True
         self._run_ids.replace(ids, run_ids)
         on = ~started
         if on.any():

@@ -93,7 +93,7 @@ class Learner:
         batch_size = min(inference_batch_size, num_envs)
         self._inference = CentralInference(
             agent,
-            [tf.function(agent.policy, jit_compile=jit_compile)],
+            [tf.function(agent.policy, jit_compile=jit_compile, autograph=False)],
             observation_specs,
             action_specs,
             num_envs,
@@ -191,9 +191,9 @@ class Learner:
         if not statistics.num_batches:
             return {}
         return {
-            "inference/batch_fill": statistics.mean_fill,
-            "inference/wait_seconds": statistics.mean_wait_seconds,
-            "inference/latency_seconds": statistics.mean_wait_seconds + statistics.mean_run_seconds,
+            "inference/batch_fill": statistics.mean_batch_fill,
+            "inference/wait_seconds": statistics.mean_wait,
+            "inference/latency_seconds": statistics.mean_wait + statistics.mean_run_time,
         }
 
     def _resume(self) -> None:
@@ -216,7 +216,7 @@ class Learner:
         self._inference.finish()
         deadline = time.monotonic() + _FAREWELL_SECONDS
         # Inference may be waiting for room in the queue: training goes on so that it can answer.
-        while time.monotonic() < deadline and self._server.num_streams:
+        while time.monotonic() < deadline and not self._inference.everybody_knows:
             self._sink.next_batch(0.05)
 
     def _close(self) -> None:

@@ -40,7 +40,7 @@ flags.DEFINE_integer("seed", 1, "Environment i starts from seed + i.", lower_bou
 flags.DEFINE_integer("num_episodes", 100, "eval: episodes to play.", lower_bound=1)
 flags.DEFINE_bool("greedy", True, "eval: take the best action; --nogreedy acts as in training.")
 flags.DEFINE_string("video", None, "eval: an .mp4 or .avi file to write.")
-flags.DEFINE_bool("insecure", False, "learner: serve beyond this machine without encryption.")
+flags.DEFINE_bool("insecure", False, "Allow addresses beyond this machine without encryption.")
 
 # What is the user's to mend: told in one line, without a traceback.
 _EXIT_WRONG_INPUT = 2
@@ -84,7 +84,7 @@ def run_actor(stop: threading.Event) -> None:
     environments = make_environment_batch(experiment.environment, env_ids, FLAGS.seed)
     try:
         address = FLAGS.server_address[FLAGS.task % len(FLAGS.server_address)]
-        Actor(environments, first, address).run(stop.is_set)
+        Actor(environments, first, address, insecure=FLAGS.insecure).run(stop.is_set)
     finally:
         environments.close()
 

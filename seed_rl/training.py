@@ -20,7 +20,7 @@ class Trainer(tf.Module):
         self.num_steps = 0  # those of a run that is resumed included
         self._agent = agent
         self._optimizer = optimizer
-        self._step = tf.function(self._train_step, jit_compile=jit_compile)
+        self._step = tf.function(self._train_step, jit_compile=jit_compile, autograph=False)
         # Slots must exist before the first step is traced, and before a checkpoint is restored.
         optimizer.build(list(agent.trainable_variables))
 

@@ -70,7 +70,7 @@ def emulation_cost(environment: str, num_envs: int, seconds: float) -> Cost:
 def inference_cost(agent, batch_size: int, seconds: float) -> Cost:
     """Returns the cost of a row of the bare compiled policy."""
     observation_specs, _ = workload.specs()
-    policy = tf.function(agent.policy)
+    policy = tf.function(agent.policy, autograph=False)
     inputs = (
         np.arange(batch_size, dtype=np.int32),
         np.zeros(batch_size, np.int32),

@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="for each measurement")
     args = parser.parse_args()
     agent = workload.make_agent()
-    policy = tf.function(agent.policy)
+    policy = tf.function(agent.policy, autograph=False)
     load = Load(args.clients, args.envs_per_client)
     before = bare_rows_per_second(policy, agent, args.batch_size, args.seconds)
     central = central_rows_per_second(policy, agent, load, args.batch_size, args.seconds)
