@@ -27,12 +27,13 @@ def check_like(values: Any, specs: Any, prefix: tuple[int, ...], what: str) -> l
     """
     spec_leaves, treedef = optree.tree_flatten(specs)
     leaves, value_treedef = optree.tree_flatten(values)
-    if len(leaves) != len(spec_leaves):
+    # A tuple or list may stand for a named tuple, but no leaf for one of another name.
+    if value_treedef != treedef and optree.tree_paths(values) != optree.tree_paths(specs):
         raise ValueError(f"{what} must have the structure {treedef}, got {value_treedef}")
     arrays = [np.asarray(leaf) for leaf in leaves]
     for i, (array, spec) in enumerate(zip(arrays, spec_leaves, strict=True)):
         if array.shape != prefix + spec.shape or array.dtype != spec.dtype:
-            path = what + "".join(f"[{key!r}]" for key in optree.tree_paths(specs)[i])
+            path = optree.tree_accessors(specs)[i].codify(what)
             raise ValueError(
                 f"{path} must be {spec.dtype} of shape {prefix + spec.shape}, "
                 f"got {array.dtype} of shape {array.shape}"
