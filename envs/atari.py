@@ -29,6 +29,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from seed_rl.environment_factory import missing_package
+from seed_rl.user_error import UserError
 
 INTERPOLATIONS = ("bilinear", "area")
 _NUM_SEEDS = 2**31  # ALE keeps its seed in a C int
@@ -97,7 +98,7 @@ def create_vector_environment(
         game: this and all others are as in `AtariEnvironment`, where the C++ ones can do it.
 
     Raises:
-        ValueError: an option is out of range, unknown, or not known to the C++ environments.
+        UserError: an option is out of range, unknown, or not known to the C++ environments.
         ModuleNotFoundError: ale-py is not installed.
     """
     _check_options(
@@ -142,7 +143,7 @@ def create_vector_environment(
 
 def _refuse(option: str, value: Any, only: Any) -> None:
     if value != only:
-        raise ValueError(
+        raise UserError(
             f"create_vector_environment.{option} can only be {only!r}, as ale-py's C++ "
             f"environments do nothing else; it is {value!r}. Use create_environment for that."
         )
@@ -165,15 +166,15 @@ def _check_options(
         ("max_episode_frames", max_episode_frames),
     ):
         if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+            raise UserError(f"{name} must be a whole number of at least 1, got {value!r}")
     if interpolation not in INTERPOLATIONS:
-        raise ValueError(f"interpolation must be one of {INTERPOLATIONS}, got {interpolation!r}")
+        raise UserError(f"interpolation must be one of {INTERPOLATIONS}, got {interpolation!r}")
     if not 0 <= noop_min <= noop_max:
-        raise ValueError(
+        raise UserError(
             f"Expected 0 ≤ noop_min ≤ noop_max, got noop_min={noop_min}, noop_max={noop_max}"
         )
     if not 0.0 <= sticky_action_probability <= 1.0:
-        raise ValueError(
+        raise UserError(
             f"sticky_action_probability must be in [0, 1], got {sticky_action_probability}"
         )
 
@@ -208,7 +209,7 @@ class AtariEnvironment(gymnasium.Env):
         clip_rewards: to [-1, 1]; info['raw_reward'] then has the game's own.
 
     Raises:
-        ValueError: the game is unknown, or an option out of range.
+        UserError: the game is unknown, or an option out of range.
         ModuleNotFoundError: ale-py or OpenCV is not installed.
     """
 
@@ -415,7 +416,7 @@ def _known_game(game: str, known: Iterable[str], what: str) -> str:
         return names[plain(game)]
     near = difflib.get_close_matches(plain(game), names, n=5, cutoff=0.5)
     hint = f" Did you mean {', '.join(names[n] for n in near)}?" if near else ""
-    raise ValueError(f"{game!r} is no {what}.{hint}")
+    raise UserError(f"{game!r} is no {what}.{hint}")
 
 
 @functools.cache
@@ -428,6 +429,7 @@ def _scores() -> dict[str, tuple[float, float]]:
         }
 
 
+@gin.configurable
 def human_normalized_score(game: str, raw_return: Any) -> Any:
     """Returns the score in percent: 0 is random play, 100 a human's.
 
@@ -436,7 +438,7 @@ def human_normalized_score(game: str, raw_return: Any) -> Any:
         raw_return: undiscounted, unclipped return of an episode; a number or an array of them.
 
     Raises:
-        ValueError: the game is not one of the 57.
+        UserError: the game is not one of the 57.
     """
     random, human = _scores()[_known_game(game, _scores(), "game of Atari-57")]
     return (raw_return - random) / (human - random) * 100.0

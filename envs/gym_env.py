@@ -19,6 +19,7 @@ from seed_rl.environment_factory import (
     missing_package,
 )
 from seed_rl.old_gym import OldGymEnvironment
+from seed_rl.user_error import UserError
 
 
 @gin.configurable
@@ -37,7 +38,7 @@ def gym_env(
         kwargs: further arguments of the environment or the function.
 
     Raises:
-        ValueError: there is no such environment; near names are listed.
+        UserError: there is no such environment; near names are listed.
         ModuleNotFoundError: a package is not installed.
         TypeError: the function returned something that is no single environment.
     """
@@ -92,10 +93,10 @@ def _import(module: str, env_id: str) -> Any:
         raise missing_package(error, f"The environment {env_id!r}") from error
 
 
-def _unknown(env_id: str, known: Iterable[str], package: str) -> ValueError:
+def _unknown(env_id: str, known: Iterable[str], package: str) -> UserError:
     near = difflib.get_close_matches(env_id, list(known), n=5, cutoff=0.5)
     hint = f" Did you mean {', '.join(near)}?" if near else ""
-    return ValueError(
+    return UserError(
         f"{package} knows no environment {env_id!r}.{hint} Give an id of gymnasium, "
         "'package:Id-v0' when a package registers it, 'gym:Id-v0' for one of the old gym "
         "package, or 'package.module:function'."

@@ -9,6 +9,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from seed_rl.user_error import UserError
+
 
 class MemoryEnvironment(gymnasium.Env):
     """A cue at the first step decides which action is right `delay` steps later.
@@ -22,12 +24,12 @@ class MemoryEnvironment(gymnasium.Env):
         num_cues: how many cues, and actions, there are; at least 2.
 
     Raises:
-        ValueError: delay or num_cues is too small.
+        UserError: delay or num_cues is too small.
     """
 
     def __init__(self, delay: int, num_cues: int):
         if delay < 1 or num_cues < 2:
-            raise ValueError(
+            raise UserError(
                 "A memory environment needs delay ≥ 1 and num_cues ≥ 2, got "
                 f"delay={delay} and num_cues={num_cues}"
             )

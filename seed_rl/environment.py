@@ -472,8 +472,8 @@ class VectorEnvironments(EnvironmentBatch):
         finished = self._resetting & ~self._held.abandoned
         rewards = np.where(finished, self._held.rewards, np.float32(0))
         raw_rewards = np.where(finished, self._held.raw_rewards, np.float32(0))
+        self._torn = ~self._resetting  # the others had ended, or been cut, before the failure
         self._resetting = np.zeros(self.num_envs, bool)
-        self._torn = ~finished
         self._episode_steps[:] = 0
         done = np.ones(self.num_envs, bool)
         return self._all_rows(rewards, raw_rewards, done, ~finished, leaves)

@@ -16,6 +16,7 @@ import gymnasium
 from gymnasium.vector import VectorEnv
 
 from seed_rl.old_gym import OldGymEnvironment, looks_like_old_gym
+from seed_rl.user_error import UserError
 
 EXTRAS = {"ale_py": "atari", "cv2": "atari", "gym": "gym"}  # module → extra of this package
 
@@ -24,14 +25,14 @@ def load_factory(factory: str | Callable) -> Callable:
     """Returns the function that 'package.module:function' names; a callable as it is.
 
     Raises:
-        ValueError: the name has another form, or the module holds no such function.
+        UserError: the name has another form, or the module holds no such function.
         ModuleNotFoundError: the module, or a package that it needs, is not installed.
     """
     if callable(factory):
         return factory
     module_name, _, function_name = str(factory).partition(":")
     if not module_name or not function_name:
-        raise ValueError(
+        raise UserError(
             f"An environment factory is named 'package.module:function', got {factory!r}"
         )
     try:
@@ -48,13 +49,13 @@ def load_factory(factory: str | Callable) -> Callable:
     for part in function_name.split("."):
         if not hasattr(function, part):
             known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-            raise ValueError(
+            raise UserError(
                 f"The module {module_name!r} has no function {function_name!r}, which the "
                 f"environment factory {factory!r} names. It has: {', '.join(known) or 'none'}"
             )
         function = getattr(function, part)
     if not callable(function):
-        raise ValueError(f"The environment factory {factory!r} is not a function: {function!r}")
+        raise UserError(f"The environment factory {factory!r} is not a function: {function!r}")
     return function
 
 
@@ -83,7 +84,7 @@ def make_environments(
 
     Raises:
         TypeError: the factory returned something else.
-        ValueError: a VectorEnv holds another number of environments.
+        UserError: a VectorEnv holds another number of environments.
         ModuleNotFoundError: a package that the factory needs is not installed.
     """
     if has_parameter(factory, "env_indices"):
@@ -143,7 +144,7 @@ def _call(factory: Callable, **kwargs: Any) -> Any:
 
 def _sized(env: VectorEnv, env_indices: Sequence[int], factory: Callable) -> VectorEnv:
     if env.num_envs != len(env_indices):
-        raise ValueError(
+        raise UserError(
             f"{factory_name(factory)} returned a VectorEnv of {env.num_envs} environments, but "
             f"{len(env_indices)} are needed. Give it the parameter env_indices and make as many "
             "as that holds."

@@ -16,15 +16,17 @@ import numpy as np
 import optree
 from gymnasium import spaces
 
+from seed_rl.user_error import UserError
+
 OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
 ACTIONS = "Discrete, MultiDiscrete, Box with finite bounds, and Tuple of these"
 
 
-class UnsupportedSpaceError(ValueError):
+class UnsupportedSpaceError(UserError):
     """An environment has a space that cannot be used; the message names it and what can."""
 
 
-class ObservationError(ValueError):
+class ObservationError(UserError):
     """An environment returned an observation that does not fit its observation space."""
 
 

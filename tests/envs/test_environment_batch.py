@@ -1,0 +1,482 @@
+"""What a learner is told when episodes end, written out by hand."""
+
+import functools
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from seed_rl.environment import (
+    EnvironmentFailedError,
+    ObservationError,
+    make_environment_batch,
+)
+
+ON, END, CUT, BOTH = (False, False), (True, False), (False, True), (True, True)
+
+# (reward, how the step ends) of every step, one list an episode.
+ENDING = [
+    [(1.0, ON), (2.0, END)],
+    [(3.0, ON), (4.0, CUT)],
+    [(5.0, BOTH)],
+    [(6.0, ON)] * 20,
+]
+STEADY = [[(10.0, ON)] * 40]
+
+# (reward, done, observation, abandoned, episode_step) of every row of ENDING, in order; the
+# observation is 10 × episode + step.
+ENDING_ROWS = [
+    (0.0, False, 0, False, 0),
+    (1.0, False, 1, False, 1),
+    (2.0, True, 10, False, 0),
+    (3.0, False, 11, False, 1),
+    (4.0, False, 12, False, 2),
+    (0.0, True, 20, True, 0),
+    (5.0, True, 30, False, 0),
+    (6.0, False, 31, False, 1),
+    (6.0, False, 32, False, 2),
+]
+STEADY_ROWS = [(0.0, False, 0, False, 0)] + [
+    (10.0, False, step, False, step) for step in range(1, 12)
+]
+
+
+class Scripted(gymnasium.Env):
+    """Follows a script whatever the actions; writes every observation into the same array."""
+
+    observation_space = spaces.Box(-1e6, 1e6, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, script, fresh_observations=True, raw_factor=None):
+        self._script, self._fresh, self._raw_factor = script, fresh_observations, raw_factor
+        self._episode, self._step = -1, 0
+        self._buffer = np.zeros(1, np.float32)
+        self.seeds = []
+
+    def _observation(self):
+        self._buffer[0] = 10 * self._episode + self._step
+        return self._buffer.copy() if self._fresh else self._buffer
+
+    def reset(self, *, seed=None, options=None):
+        self.seeds.append(seed)
+        self._episode, self._step = self._episode + 1, 0
+        return self._observation(), {}
+
+    def step(self, action):
+        reward, (terminated, truncated) = self._script[self._episode][self._step]
+        self._step += 1
+        info = {} if self._raw_factor is None else {"raw_reward": reward * self._raw_factor}
+        return self._observation(), reward, terminated, truncated, info
+
+
+SCRIPTS = (ENDING, STEADY)
+
+
+def single(**kwargs):
+    return lambda env_index: Scripted(SCRIPTS[env_index], **kwargs)
+
+
+def vectorized(mode, make_one):
+    """A factory of a VectorEnv of `make_one(env_index)`s."""
+
+    def make(env_indices):
+        makers = [functools.partial(make_one, index) for index in env_indices]
+        return SyncVectorEnv(makers, autoreset_mode=mode)
+
+    return make
+
+
+def vector(mode, **kwargs):
+    return vectorized(mode, single(**kwargs))
+
+
+def made_in(form, make_one):
+    """`make_one(env_index)` as it is, or vectorised in an autoreset mode."""
+    if form == "single":
+        return lambda env_index: make_one(env_index)
+    return vectorized(form, make_one)
+
+
+SAME_STEP_FORMS = {
+    "single": single(fresh_observations=False),
+    "same step": vector(AutoresetMode.SAME_STEP),
+    "disabled": vector(AutoresetMode.DISABLED, fresh_observations=False),
+}
+FORMS = {**SAME_STEP_FORMS, "next step": vector(AutoresetMode.NEXT_STEP)}
+
+
+def play(factory, num_steps, env_indices=(0, 1)):
+    """Returns the rows of a reset and of num_steps steps, copied."""
+    batch = make_environment_batch(factory, env_indices, seed=3)
+    steps = [[copied(batch.reset())]]
+    for _ in range(num_steps):
+        # Copied only after the whole step: earlier rows of a step must outlive later ones.
+        steps.append([copied(rows) for rows in batch.step(np.zeros(len(env_indices), np.int64))])
+    return steps
+
+
+def copied(rows):
+    output = rows.env_outputs
+    output = output._replace(observation=output.observation.copy())
+    return rows._replace(env_outputs=output)
+
+
+def rows_of(env, steps):
+    """The sequence of rows that one environment gives."""
+    found = []
+    for rows in (rows for step in steps for rows in step):
+        for k in np.flatnonzero(rows.indices == env):
+            reward, done, observation, abandoned, step = (x[k] for x in rows.env_outputs)
+            found.append((reward, done, observation[0], abandoned, step))
+    return found
+
+
+def layout(steps):
+    return [[rows.indices.tolist() for rows in step] for step in steps]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_tells_an_agent_the_same(form):
+    steps = play(FORMS[form], num_steps=10)
+    ending, steady = rows_of(0, steps), rows_of(1, steps)
+    assert len(ending) >= len(ENDING_ROWS)
+    assert ending[: len(ENDING_ROWS)] == ENDING_ROWS
+    assert steady == STEADY_ROWS[: len(steady)] and len(steady) == 11
+
+
+@pytest.mark.parametrize("form", SAME_STEP_FORMS)
+def test_a_cut_episode_is_sent_first_and_alone(form):
+    steps = play(SAME_STEP_FORMS[form], num_steps=6)
+    both = [[0, 1]]
+    assert layout(steps) == [both, both, both, both, [[0], [0, 1]], both, both]
+
+
+def test_next_step_autoreset_holds_a_finished_episode_back():
+    steps = play(FORMS["next step"], num_steps=9)
+    both, other = [[0, 1]], [[1]]
+    # reset, 1, (2 held), 2, 3, 4, cut, (5 held), 5, 6
+    assert layout(steps) == [both, both, other, both, both, both, both, other, both, both]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_environment_alone_always_has_rows(form):
+    steps = play(FORMS[form], num_steps=8, env_indices=(0,))
+    assert all(steps) and all(rows.indices.tolist() == [0] for step in steps for rows in step)
+    assert rows_of(0, steps)[: len(ENDING_ROWS)] == ENDING_ROWS
+
+
+def test_dtypes():
+    (rows,) = play(FORMS["single"], num_steps=0)[0]
+    dtypes = [x.dtype for x in rows.env_outputs]
+    assert dtypes == [np.float32, bool, np.float32, bool, np.int32]
+    assert rows.indices.dtype == np.int32 and rows.raw_rewards.dtype == np.float32
+
+
+@pytest.mark.parametrize("form", ["single", *list(AutoresetMode)])
+def test_raw_rewards_are_the_environments_own(form):
+    make = single if form == "single" else lambda **kwargs: vector(form, **kwargs)
+    steps = play(make(raw_factor=100.0), num_steps=10)
+    raw = [
+        rows.raw_rewards[k]
+        for step in steps
+        for rows in step
+        for k in np.flatnonzero(rows.indices == 0)
+    ]
+    assert raw[: len(ENDING_ROWS)] == [100 * row[0] for row in ENDING_ROWS]
+
+
+@pytest.mark.parametrize("form", ["single", *list(AutoresetMode)])
+def test_the_first_reset_alone_is_seeded_with_the_index(form):
+    made = []
+
+    class Recorded(Scripted):
+        def __init__(self):
+            super().__init__(STEADY * 9)
+            made.append(self)
+
+    factory = made_in(form, lambda env_index: Recorded())
+    batch = make_environment_batch(factory, [4, 9], seed=100)
+    batch.reset()
+    batch.reset()
+    assert [env.seeds for env in made] == [[104, None], [109, None]]
+    assert batch.env_indices == (4, 9) and batch.num_envs == 2
+
+
+class Fragile(gymnasium.Env):
+    """Raises where its plan, shared by all that are made, says so."""
+
+    observation_space = spaces.Box(0.0, 100.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, plan, log):
+        self._plan, self._log = plan, log
+        log.append("made")
+
+    def _follow(self):
+        what = self._plan.pop(0) if self._plan else "fine"
+        if what == "raise":
+            raise RuntimeError("the simulator crashed")
+        return what
+
+    def reset(self, *, seed=None, options=None):
+        self._follow()
+        return np.array([7.0], np.float32), {}
+
+    def step(self, action):
+        what = self._follow()
+        return np.array([8.0], np.float32), 5.0, what == "end", what == "cut", {}
+
+    def close(self):
+        self._log.append("closed")
+
+
+def fragile(plan, form):
+    log: list[str] = []
+    return made_in(form, lambda env_index: Fragile(plan, log)), log
+
+
+def told(all_rows):
+    return [
+        (
+            output.reward[0].item(),
+            output.done[0].item(),
+            output.observation[0, 0].item(),
+            output.abandoned[0].item(),
+            output.episode_step[0].item(),
+        )
+        for output in (rows.env_outputs for rows in all_rows)
+    ]
+
+
+@pytest.mark.parametrize("form", ["single", *list(AutoresetMode)])
+def test_an_environment_that_raises_is_made_anew_and_its_episode_torn(form, caplog):
+    factory, log = fragile(["fine", "fine", "raise", "raise", "fine", "fine"], form)
+    batch = make_environment_batch(factory, [6], seed=0)
+    batch.reset()
+    action = np.zeros(1, np.int64)
+    steps = [batch.step(action) for _ in range(3)]
+    assert [told(rows) for rows in steps] == [
+        [(5.0, False, 8.0, False, 1)],
+        [(0.0, True, 7.0, True, 0)],  # the new one failed once too
+        [(5.0, False, 8.0, False, 1)],
+    ]
+    assert [torn(rows) for rows in steps] == [[False], [True], [False]]
+    assert log == ["made", "closed", "made", "closed", "made"]
+    assert "6" in caplog.text and "the simulator crashed" in caplog.text
+
+
+def torn(all_rows):
+    return [rows.torn[0].item() for rows in all_rows]
+
+
+@pytest.mark.parametrize("form", ["single", AutoresetMode.DISABLED])
+@pytest.mark.parametrize(
+    ("ending", "expected"),
+    [
+        ("end", [(5.0, True, 7.0, False, 0)]),
+        ("cut", [(5.0, False, 8.0, False, 1), (0.0, True, 7.0, True, 0)]),
+    ],
+)
+def test_a_failing_reset_does_not_change_how_the_episode_before_ended(form, ending, expected):
+    factory, _ = fragile(["fine", ending, "raise", "fine"], form)
+    batch = make_environment_batch(factory, [0], seed=0)
+    batch.reset()
+    rows = batch.step(np.zeros(1, np.int64))
+    assert told(rows) == expected
+    assert not any(torn(rows))
+
+
+@pytest.mark.parametrize("ending", ["end", "cut"])
+def test_a_vector_env_that_raises_at_its_delayed_reset(ending):
+    factory, _ = fragile(["fine", ending, "raise", "fine"], AutoresetMode.NEXT_STEP)
+    batch = make_environment_batch(factory, [0], seed=0)
+    batch.reset()
+    rows = batch.step(np.zeros(1, np.int64))
+    if ending == "cut":
+        assert told(rows) == [(5.0, False, 8.0, False, 1)]
+        rows = batch.step(np.zeros(1, np.int64))
+        assert told(rows) == [(0.0, True, 7.0, True, 0)]
+    else:
+        assert told(rows) == [(5.0, True, 7.0, False, 0)]
+    assert torn(rows) == [False]
+
+
+def test_the_others_of_a_vector_env_are_abandoned_when_a_reset_fails():
+    plans = [["fine", "end", "raise", "fine"], []]
+    factory = vectorized(AutoresetMode.DISABLED, lambda env_index: Fragile(plans[env_index], []))
+    batch = make_environment_batch(factory, [0, 1], seed=0)
+    batch.reset()
+    (rows,) = batch.step(np.zeros(2, np.int64))
+    output = rows.env_outputs
+    assert output.reward.tolist() == [5.0, 0.0]
+    assert output.done.tolist() == [True, True]
+    assert output.abandoned.tolist() == [False, True]
+    assert output.episode_step.tolist() == [0, 0]
+    assert rows.torn.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("form", ["single", *list(AutoresetMode)])
+def test_too_many_failures_in_a_row_end_the_run(form):
+    # Two, then a success that counts from the start again, then three.
+    plan = ["fine", "raise", "raise", "fine", "fine", *["raise"] * 3]
+    factory, _ = fragile(plan, form)
+    batch = make_environment_batch(factory, [6], seed=0, max_failures=3)
+    batch.reset()
+    batch.step(np.zeros(1, np.int64))
+    batch.step(np.zeros(1, np.int64))
+    with pytest.raises(EnvironmentFailedError, match=r"6.*failed 3 times in a row.*crashed"):
+        batch.step(np.zeros(1, np.int64))
+
+
+def with_observation(value, space):
+    class Fixed(gymnasium.Env):
+        observation_space = space
+        action_space = spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return value, {}
+
+    return lambda: Fixed()
+
+
+BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("value", "space"),
+    [
+        (np.array([0.25, 0.5], np.float64), BOX),
+        (np.array([0.25, 0.5], np.float16), BOX),
+        ([0.25, 0.5], BOX),
+        (np.array([1, 0], np.int64), spaces.MultiBinary(2)),
+        (np.array([3, 200], np.int64), spaces.Box(0, 255, (2,), np.uint8)),
+        (3, spaces.Discrete(5)),
+    ],
+)
+def test_observations_are_cast_where_that_is_safe(value, space):
+    output = make_environment_batch(with_observation(value, space), [0], 0).reset().env_outputs
+    assert output.observation.dtype == space.dtype
+    np.testing.assert_array_equal(output.observation[0], value)
+
+
+@pytest.mark.parametrize(
+    ("value", "space", "words"),
+    [
+        (np.zeros(3, np.float32), BOX, r"expected.*\(2,\).*float32.*got.*\(3,\)"),
+        (np.zeros(2, np.float32), spaces.Box(0, 255, (2,), np.uint8), r"expected.*uint8.*float32"),
+        (np.array([0, 256]), spaces.Box(0, 255, (2,), np.uint8), r"uint8.*int64.*do not fit"),
+        ({"a": 1}, BOX, r"expected.*got"),
+        (np.zeros(2, np.float32), spaces.Dict(a=BOX), r"keys \['a'\].*ndarray"),
+        ({"b": 1}, spaces.Dict(a=BOX), r"keys \['a'\], got \['b'\]"),
+        (np.zeros(2, np.float32), spaces.Tuple([BOX]), r"tuple of 1, got ndarray"),
+    ],
+)
+def test_an_observation_that_does_not_fit_its_space_is_an_error(value, space, words):
+    batch = make_environment_batch(with_observation(value, space), [0], 0)
+    with pytest.raises(ObservationError, match=f"(?i){words}"):
+        batch.reset()
+
+
+class Nested(gymnasium.Env):
+    """Observes a dict with a tuple in it; every number is the step."""
+
+    observation_space = spaces.Dict(
+        z=spaces.Tuple([spaces.Box(0, 255, (2, 2), np.uint8), spaces.Discrete(50)]),
+        a=spaces.MultiBinary(3),
+    )
+    action_space = spaces.Discrete(2)
+    _t = 0
+
+    def _observe(self):
+        return {
+            "z": (np.full((2, 2), self._t, np.uint8), np.int64(self._t)),
+            "a": np.full(3, self._t % 2, np.int8),
+        }
+
+    def reset(self, *, seed=None, options=None):
+        self._t = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self._t += 1
+        return self._observe(), 0.0, False, self._t == 3, {}
+
+
+@pytest.mark.parametrize("form", ["single", *list(AutoresetMode)])
+def test_nested_observations(form):
+    batch = make_environment_batch(made_in(form, lambda env_index: Nested()), [0, 1], 0)
+    seen = [batch.reset()]
+    for _ in range(4):
+        seen.extend(batch.step(np.zeros(2, np.int64)))
+    # 3 is the final observation of the cut episode, 0 the first one of the next.
+    for t, rows in zip([0, 1, 2, 3, 0], seen, strict=False):
+        observation = rows.env_outputs.observation
+        assert set(observation) == {"a", "z"} and isinstance(observation["z"], tuple)
+        np.testing.assert_array_equal(observation["z"][0], np.full((2, 2, 2), t, np.uint8))
+        np.testing.assert_array_equal(observation["z"][1], [t, t])
+        np.testing.assert_array_equal(observation["a"], np.full((2, 3), t % 2))
+
+
+def test_a_vector_env_that_hides_the_final_observation_is_an_error():
+    class Hiding(SyncVectorEnv):
+        def step(self, actions):
+            *result, infos = super().step(actions)
+            infos.pop("final_obs", None)
+            return *result, infos
+
+    def make(env_indices):
+        return Hiding([Nested], autoreset_mode=AutoresetMode.SAME_STEP)
+
+    batch = make_environment_batch(make, [0], 0)
+    batch.reset()
+    for _ in range(2):
+        batch.step(np.zeros(1, np.int64))
+    with pytest.raises(ObservationError, match="final_obs"):
+        batch.step(np.zeros(1, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"env_indices": []}, "env_indices"),
+        ({"env_indices": [1, 1]}, "env_indices"),
+        ({"seed": -1}, "seed"),
+        ({"max_failures": 0}, "max_failures"),
+    ],
+)
+def test_wrong_arguments(kwargs, words):
+    arguments: dict = {"factory": Nested, "env_indices": [0], "seed": 0, **kwargs}
+    with pytest.raises(ValueError, match=words):
+        make_environment_batch(**arguments)
+
+
+def test_actions_of_another_shape_are_an_error():
+    batch = make_environment_batch(Nested, [0, 1], 0)
+    batch.reset()
+    with pytest.raises(ValueError, match=r"\(2,\).*got \(3,\)"):
+        batch.step(np.zeros(3, np.int64))
+
+
+def test_environments_with_different_spaces_are_an_error():
+    def make(env_index):
+        env = Nested()
+        env.action_space = spaces.Discrete(2 + env_index)
+        return env
+
+    with pytest.raises(ValueError, match="same spaces"):
+        make_environment_batch(make, [0, 1], 0)
+
+
+def test_render_gives_the_first_environments_frame():
+    class Drawn(Nested):
+        def __init__(self, env_index):
+            self._frame = np.full((2, 2, 3), env_index, np.uint8)
+
+        def render(self):
+            return self._frame
+
+    assert make_environment_batch(Drawn, [5, 6], 0).render()[0, 0, 0] == 5
+    factory = vectorized(AutoresetMode.NEXT_STEP, Drawn)
+    assert make_environment_batch(factory, [7], 0).render()[0, 0, 0] == 7

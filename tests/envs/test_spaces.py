@@ -1,0 +1,132 @@
+"""Spaces: what an agent sees of them, and how its actions come back."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from seed_rl.environment import (
+    UnsupportedSpaceError,
+    action_specs,
+    make_environment_batch,
+    observation_specs,
+)
+
+
+class Acted(gymnasium.Env):
+    """Remembers its actions and refuses those outside its space."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+
+    def __init__(self, space):
+        self.action_space = space
+        self.actions = []
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.actions.append(action)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+def acted(space, actions, num_envs):
+    """Takes the agent's actions to `num_envs` environments; returns what each was given."""
+    envs = []
+
+    def make():
+        envs.append(Acted(space))
+        return envs[-1]
+
+    batch = make_environment_batch(make, range(num_envs), 0, max_failures=1)
+    batch.reset()
+    batch.step(actions)
+    return [env.actions[0] for env in envs], batch.action_space
+
+
+def test_discrete_actions_count_from_zero_for_the_agent():
+    given, space = acted(spaces.Discrete(3, start=5), np.array([0, 2], np.int32), 2)
+    assert given == [5, 7] and space == spaces.Discrete(3)
+
+
+def test_multi_discrete_actions_count_from_zero_too():
+    own = spaces.MultiDiscrete([3, 4], start=[10, -1])
+    given, space = acted(own, np.array([[0, 3], [2, 0]]), 2)
+    np.testing.assert_array_equal(given, [[10, 2], [12, -1]])
+    assert space == spaces.MultiDiscrete([3, 4])
+
+
+def test_box_actions_are_rescaled_to_the_bounds_and_clipped():
+    own = spaces.Box(np.array([-2.0, 0.0]), np.array([2.0, 10.0]), dtype=np.float32)
+    actions = np.array([[-1.0, 1.0], [0.5, 0.0], [3.0, -7.0]], np.float32)
+    given, space = acted(own, actions, 3)
+    np.testing.assert_allclose(given, [[-2.0, 10.0], [1.0, 5.0], [2.0, 0.0]])
+    assert space == spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+def test_tuple_actions():
+    own = spaces.Tuple([spaces.Discrete(2, start=1), spaces.Box(0.0, 4.0, (1,), np.float32)])
+    given, space = acted(own, (np.array([0, 1]), np.array([[-1.0], [0.0]], np.float32)), 2)
+    assert given == [(1, 0.0), (2, 2.0)]
+    assert space == spaces.Tuple([spaces.Discrete(2), spaces.Box(-1.0, 1.0, (1,), np.float32)])
+
+
+def test_vector_environments_get_a_whole_batch_of_their_own_actions():
+    envs = []
+
+    def make_one():
+        envs.append(Acted(spaces.Discrete(3, start=5)))
+        return envs[-1]
+
+    def make(env_indices):
+        return gymnasium.vector.SyncVectorEnv([make_one for _ in env_indices])
+
+    batch = make_environment_batch(make, [0, 1], 0, max_failures=1)
+    batch.reset()
+    batch.step(np.array([2, 0], np.int32))
+    assert [env.actions for env in envs] == [[7], [5]]
+
+
+@pytest.mark.parametrize("actions", [np.array([3]), np.array([-1]), np.array([0.5])])
+def test_discrete_actions_outside_the_space_are_an_error(actions):
+    with pytest.raises(ValueError, match="Discrete"):
+        acted(spaces.Discrete(3), actions, 1)
+
+
+def test_specs():
+    space = spaces.Dict(a=spaces.Tuple([spaces.Box(0, 255, (4, 5), np.uint8), spaces.Discrete(3)]))
+    specs = observation_specs(space)
+    assert [(s.shape, s.dtype) for s in specs["a"]] == [((4, 5), np.uint8), ((), np.int64)]
+    actions = action_specs(spaces.Tuple([spaces.Discrete(3), spaces.Box(0.0, 2.0, (2,))]))
+    assert [(s.shape, s.dtype) for s in actions] == [((), np.int64), ((2,), np.float32)]
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        (spaces.Text(5), r"Text\(.*not supported.*Box, Discrete"),
+        (spaces.Dict(a=spaces.Text(5)), r"observation/a.*Text"),
+        (spaces.Graph(spaces.Discrete(2), None), "Graph"),
+        (spaces.Tuple([]), "no array"),
+    ],
+)
+def test_unsupported_observation_spaces(space, words):
+    with pytest.raises(UnsupportedSpaceError, match=words):
+        observation_specs(space)
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        (spaces.Box(-np.inf, 1.0, (2,)), "infinite bounds"),
+        (spaces.Box(0, 9, (2,), np.int32), r"Box.*not supported"),
+        (spaces.Dict(a=spaces.Discrete(2)), r"Dict.*not supported.*Discrete, MultiDiscrete"),
+        (spaces.MultiBinary(3), "MultiBinary.*not supported"),
+    ],
+)
+def test_unsupported_action_spaces(space, words):
+    with pytest.raises(UnsupportedSpaceError, match=words):
+        action_specs(space)
+    with pytest.raises(UnsupportedSpaceError, match=words):
+        make_environment_batch(lambda: Acted(space), [0], 0)
