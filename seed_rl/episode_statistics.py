@@ -82,7 +82,7 @@ class EpisodeStatistics:
 
     def _finish(self, ended: np.ndarray) -> None:
         totals = self._running.read(ended)
-        self._finished.append(EpisodeInfo(*totals, env_ids=ended.astype(np.int32)))
+        self._finished.append(EpisodeInfo(*totals, ended.astype(np.int32)))
         self._recent.extend(totals.raw_returns.tolist())
         self.num_episodes += ended.size
         self._running.reset(ended)

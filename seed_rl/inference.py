@@ -67,7 +67,9 @@ class CentralInference:
     that no unroll mixes data from before and after.
 
     It may be entered by several threads, one an inference device, each with its own policy. An
-    environment waits for its action before it goes on, so two threads never hold the same one.
+    environment waits for its action before it goes on, so two threads hold the same one only when
+    its actor died and the successor called meanwhile: what the policy made of the older call is
+    then dropped.
     """
 
     def __init__(
@@ -193,9 +195,14 @@ class CentralInference:
             policy, ids, prev_actions, env_outputs, agent_states
         )
         with self._lock:
+            timestep = Timestep(prev_actions, env_outputs, agent_outputs)
+            current = self._run_ids.read(ids) == run_ids
+            if not current.all():
+                ids = ids[current]
+                next_states, timestep = map_nest(lambda x: x[current], (next_states, timestep))
             self._agent_states.replace(ids, next_states)
-            self._actions.replace(ids, agent_outputs.action)
-            completed = self._append(ids, Timestep(prev_actions, env_outputs, agent_outputs))
+            self._actions.replace(ids, timestep.agent_output.action)
+            completed = self._append(ids, timestep)
         if completed is not None:
             self._sink.put(completed)
         return agent_outputs.action

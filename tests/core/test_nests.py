@@ -51,7 +51,7 @@ def test_a_wrong_shape_names_leaf_expected_and_got():
 def test_a_missing_or_misnamed_leaf_is_another_structure():
     with pytest.raises(ValueError, match="structure"):
         check_like(Pair(np.ones((3, 2), np.float32), {}), SPECS, (3,), "values")
-    with pytest.raises(ValueError, match="structure.*'b'"):
+    with pytest.raises(ValueError, match=r"structure.*'b'"):
         check_like(values(key="b"), SPECS, (3,), "values")
 
 

@@ -1,5 +1,6 @@
 """The bounded queue between inference and training."""
 
+import functools
 import threading
 from typing import Any, NamedTuple
 
@@ -123,12 +124,12 @@ def test_get_waits_until_there_are_enough(waiting):
 
 def test_many_threads_lose_and_double_nothing():
     queue = UnrollQueue(5)
-    producers = [
-        Background(
-            lambda base=base: [queue.put(items([base + i, base + i + 1])) for i in (0, 2, 4)]
-        )
-        for base in (100, 200, 300, 400)
-    ]
+
+    def produce(base):
+        for i in (0, 2, 4):
+            queue.put(items([base + i, base + i + 1]))
+
+    producers = [Background(functools.partial(produce, 100 * i)) for i in (1, 2, 3, 4)]
     consumers = [Background(lambda: [numbers_of(queue.get(4)) for _ in range(3)]) for _ in range(2)]
     for thread in producers + consumers:
         assert thread.join().error is None
