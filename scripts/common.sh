@@ -129,7 +129,7 @@ fingerprint() {
 
 # install_package EXTRA…: installs the package so that it runs from this checkout, unless it is.
 install_package() {
-  local extras="$*" extra stamp now stale="" quiet=()
+  local extras="$*" extra stamp now stale="" verbosity=()
   local stamps=("$VENV/seed_rl.installed")
   now="$(fingerprint)"
   for extra in "$@"; do
@@ -141,8 +141,9 @@ install_package() {
   [[ -n "$stale" ]] || return 0
   say "Installing the package into $VENV. The first time takes some minutes: TensorFlow alone is" \
     "600 MB …"
-  [[ -t 1 ]] || quiet=(--quiet)
-  run_stoppable "$VENV/bin/python" -m pip install --disable-pip-version-check "${quiet[@]}" \
+  # The first time, in a terminal, pip shows what it downloads.
+  [[ -t 1 && ! -e "${stamps[0]}" ]] || verbosity=(--quiet)
+  run_stoppable "$VENV/bin/python" -m pip install --disable-pip-version-check "${verbosity[@]}" \
     --editable "$ROOT${extras:+[${extras// /,}]}" ||
     die "could not install the package; pip's words above say why. Run this again to go on."
   for stamp in "${stamps[@]}"; do

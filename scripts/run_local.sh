@@ -60,6 +60,7 @@ parse_arguments() {
     fi
   done
   [[ $# -ge 4 ]] || wrong_usage "expected at least 4 arguments, got $#"
+  positional=("${@:1:4}")
   env=$1 agent=$2 num_actors=$3 envs_per_actor=$4
   shift 4
   config="$ROOT/configs/${env}_$agent.gin"
@@ -203,7 +204,7 @@ watch_actor() {
   local i=$1 status=0 delay=${delays[$1]:-1}
   if [[ -n "${actors[$i]}" ]]; then
     is_running "${actors[$i]}" && return
-    wait "${actors[$i]}" || status=$?
+    wait "${actors[$i]}" 2>/dev/null || status=$?
     kill -KILL -- "-${actors[$i]}" 2>/dev/null || true # what it had started
     actors[i]=""
     start_again_at[i]=never
@@ -254,7 +255,7 @@ stop_learner() {
     kill -KILL -- "-$learner" 2>/dev/null || true
   fi
   status=0
-  wait "$learner" || status=$?
+  wait "$learner" 2>/dev/null || status=$?
 }
 
 # stop_actors SECONDS: asks them to end, waits for all of them together, and kills the rest.
@@ -296,7 +297,8 @@ report() {
       tail -n 30 "$logdir/learner.log" | sed 's/^/  /'
     } >&2
   elif [[ -n "$stop_signal" ]]; then
-    say "Stopped. To go on: ${0##*/} $env $agent $num_actors $envs_per_actor --logdir=$logdir"
+    say "Stopped. To go on:"
+    say "  $(printf '%q ' "$0" "${positional[@]}" --logdir="$logdir" "${flags[@]}")"
   else
     say "Training is finished. Its results are in $logdir"
   fi
@@ -306,7 +308,7 @@ report() {
 
 main() {
   env="" agent="" num_actors="" envs_per_actor="" config="" logdir="" tensorboard=""
-  flags=()
+  positional=() flags=()
   parse_arguments "$@"
   local extra
   extra="$(extra_of_environment "$env")"

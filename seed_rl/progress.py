@@ -1,6 +1,7 @@
 """What a person sees of a training run: a live display in a terminal, plain lines elsewhere."""
 
 import collections
+import contextlib
 import datetime
 import logging
 import math
@@ -83,7 +84,8 @@ class ProgressReporter:
     """Shows how far training is.
 
     In a terminal the display stays in place and log lines scroll above it; anywhere else one line
-    is printed every `interval` seconds. Use it as a context manager, or call `close()`:
+    is printed every `interval` seconds. A reader that goes away does not stop training. Use it as a
+    context manager, or call `close()`:
 
         with ProgressReporter(total_frames=10_000_000) as progress:
             while training:
@@ -113,7 +115,7 @@ class ProgressReporter:
             raise ValueError(f"total_frames must be positive, got {total_frames}")
         self._total_frames = total_frames
         self._clock = clock
-        console = Console(file=stream or sys.stdout)
+        console = _Console(file=stream or sys.stdout)
         self._console = console
         if live is None:
             live = console.file.isatty() and not console.is_dumb_terminal
@@ -121,6 +123,7 @@ class ProgressReporter:
         self._interval = _LIVE_REFRESH_SECONDS if live else interval
         self._shown_at: float | None = None
         self._pending: _Status | None = None
+        self._nobody_reads = False
         self._closed = False
 
     def update(
@@ -164,7 +167,8 @@ class ProgressReporter:
             self._show()
         finally:
             if self._display:
-                self._display.close()
+                with contextlib.suppress(OSError):
+                    self._display.close()
 
     def __enter__(self) -> "ProgressReporter":
         return self
@@ -173,15 +177,19 @@ class ProgressReporter:
         self.close()
 
     def _show(self) -> None:
-        if self._pending is None:
-            return
-        if self._display:
-            self._display.show(self._pending)
-        else:
-            # Not through rich, which would fold the line to the width of a terminal.
-            print(self._pending.line(), file=self._console.file, flush=True)
+        status, self._pending = self._pending, None
         self._shown_at = self._clock()
-        self._pending = None
+        if status is None or self._nobody_reads:
+            return
+        try:
+            if self._display:
+                self._display.show(status)
+            else:
+                # Not through rich, which would fold the line to the width of a terminal.
+                print(status.line(), file=self._console.file, flush=True)
+        except OSError as error:  # a closed pipe, a terminal that is gone
+            self._nobody_reads = True
+            logging.getLogger(__name__).warning("progress is no longer shown: %s", error)
 
 
 class _Status:
@@ -271,6 +279,13 @@ class _Status:
             return "never at this speed"
 
 
+class _Console(Console):
+    """Leaves a closed pipe to who prints, where rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        raise
+
+
 class _LiveDisplay:
     """Keeps the figures in place in a terminal and lets log lines through above them."""
 
@@ -292,11 +307,13 @@ class _LiveDisplay:
         self._live.update(status.renderable(), refresh=True)
 
     def close(self) -> None:
-        if self._started:
-            self._live.stop()
-        for handler, stream in self._rerouted:
-            handler.setStream(stream)
-        self._rerouted.clear()
+        try:
+            if self._started:
+                self._live.stop()
+        finally:
+            for handler, stream in self._rerouted:
+                handler.setStream(stream)
+            self._rerouted.clear()
 
     def _start(self) -> None:
         originals = (sys.stdout, sys.stderr)

@@ -1,5 +1,6 @@
 """What the terminal shows of a run."""
 
+import contextlib
 import io
 import logging
 import os
@@ -171,6 +172,28 @@ def test_plain_output_has_no_control_codes_even_if_colour_is_forced(monkeypatch)
 def test_refuses_a_target_that_is_none(total_frames):
     with pytest.raises(ValueError, match="total_frames must be positive"):
         ProgressReporter(total_frames)
+
+
+@pytest.mark.parametrize(
+    ("open_ends", "message"),
+    [(os.pipe, "Broken pipe"), (pty.openpty, "Input/output error")],
+    ids=["pipe", "terminal"],
+)
+def test_a_reader_that_goes_away_is_no_error(caplog, monkeypatch, open_ends, message):
+    monkeypatch.setenv("TERM", "xterm")
+    read_end, write_end = open_ends()
+    clock, stream = Clock(), os.fdopen(write_end, "w")
+    with ProgressReporter(1000, stream=stream, clock=clock) as progress:
+        progress.update(0, 1.0, None, 0, 0)
+        os.close(read_end)
+        for frames in (1, 2):
+            clock.now += 100.0
+            progress.update(frames, 1.0, None, 0, 0)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("progress is no longer shown: ")
+    assert message in record.getMessage()
+    with contextlib.suppress(OSError):
+        stream.close()
 
 
 # A run in a real terminal: it logs through standard logging, through absl and by print.

@@ -7,6 +7,7 @@ import os
 import pathlib
 import pty
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -173,12 +174,17 @@ def test_a_long_temporary_directory_does_not_make_the_socket_path_too_long(check
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_stops_the_learner_first_and_then_the_actors(checkout, sent):
-    process = checkout.start("gym", "vtrace", 2, 1)
+    process = checkout.start("gym", "vtrace", 2, 1, "--gin_bindings=a.b = 'c'")
     checkout.wait_until_up("learner", "actor 0", "actor 1")
     process.send_signal(sent)
     out, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
-    assert "To go on: run_local.sh gym vtrace 2 1 --logdir=" in out
+    command = out[out.index("To go on:\n") + len("To go on:\n") :]
+    (logdir,) = flag_values(checkout.arguments("learner")[0], "logdir")
+    assert shlex.split(command) == [
+        *(str(checkout.root / "scripts" / "run_local.sh"), "gym", "vtrace", "2", "1"),
+        *(f"--logdir={logdir}", "--gin_bindings=a.b = 'c'"),
+    ]
     events = checkout.lines("events")[3:]
     assert events[:2] == ["learner is told to stop", "learner has saved"]
     assert sorted(events[2:]) == ["actor 0 is told to stop", "actor 1 is told to stop"]
@@ -212,7 +218,7 @@ def test_ctrl_c_in_a_terminal(checkout):
         "learner has saved",
         "actor 0 is told to stop",
     ]
-    assert "Stopped. To go on" in shown
+    assert "Stopped. To go on:" in shown
     assert_nothing_is_left(checkout)
 
 
