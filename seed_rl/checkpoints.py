@@ -8,6 +8,18 @@ from absl import logging
 
 from seed_rl.user_error import UserError
 
+# What TensorFlow raises for files that are damaged or hold other variables; reading past a file's
+# end is an IndexError.
+_RESTORE_ERRORS = (
+    tf.errors.OpError,
+    AssertionError,
+    IndexError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
 
 class CheckpointError(UserError):
     """A checkpoint is missing or does not fit."""
@@ -32,6 +44,7 @@ class Checkpoints:
             frames=self.frames, training_steps=self.training_steps, **items
         )
         self._directory = str(pathlib.Path(logdir) / "checkpoints")
+        _remove_damaged_listing(self._directory)
         self._manager = tf.train.CheckpointManager(
             self._checkpoint, self._directory, max_to_keep=max_to_keep
         )
@@ -50,12 +63,14 @@ class Checkpoints:
         Raises:
           CheckpointError: there are checkpoints and none of them can be restored.
         """
-        candidates = list(reversed(self._manager.checkpoints))
+        candidates = list(reversed(self._manager.checkpoints)) or self._unlisted()
         problems = []
         for path in candidates:
             try:
-                self._checkpoint.restore(path).assert_existing_objects_matched()
-            except (tf.errors.OpError, AssertionError, ValueError, KeyError, TypeError) as error:
+                status = self._checkpoint.restore(path)
+                status.assert_existing_objects_matched()
+                status.expect_partial()  # to play, the optimizer is not needed
+            except _RESTORE_ERRORS as error:
                 first_line = next(iter(str(error).splitlines()), type(error).__name__)
                 problems.append(f"{path}: {first_line[:200]}")
                 logging.warning("skipping a checkpoint that cannot be restored: %s", problems[-1])
@@ -68,3 +83,19 @@ class Checkpoints:
                 f"{self._directory}. " + "; ".join(problems)
             )
         return False
+
+    def _unlisted(self) -> list[str]:
+        """Finds checkpoints, the newest first, where the file that lists them is lost."""
+        paths = pathlib.Path(self._directory).glob("ckpt-*.index")
+        numbers = [p.stem.removeprefix("ckpt-") for p in paths]
+        newest_first = sorted((int(n) for n in numbers if n.isdigit()), reverse=True)
+        return [str(pathlib.Path(self._directory) / f"ckpt-{n}") for n in newest_first]
+
+
+def _remove_damaged_listing(directory: str) -> None:
+    """Removes the file that lists the checkpoints if TensorFlow would fail to read it."""
+    try:
+        tf.train.get_checkpoint_state(directory)
+    except ValueError as error:
+        logging.warning("removing the damaged list of checkpoints in %s: %s", directory, error)
+        (pathlib.Path(directory) / "checkpoint").unlink()

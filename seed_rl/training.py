@@ -55,8 +55,7 @@ class Trainer(tf.Module):
 
     def _train_step(self, batch: Any) -> tuple[dict[str, tf.Tensor], Any]:
         variables = list(self._agent.trainable_variables)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(variables)
+        with tf.GradientTape() as tape:
             outputs = self._agent.loss(batch)
         gradients = tape.gradient(
             outputs.loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
