@@ -9,16 +9,18 @@ import time
 import weakref
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from seed_rl.grpc_service import addresses, codec, errors, protocol
+from seed_rl.grpc_service import addresses, codec, errors, framing, protocol
 from seed_rl.grpc_service import service_pb2 as pb
 from seed_rl.grpc_service.signature import Signature, fits, to_array
 from seed_rl.grpc_service.specs import TensorSpec, describe
+
+_MAX_FORMS = 1024  # remembered of one function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,29 +155,33 @@ class Client:
             raise errors.RpcError(
                 "this client was made before a fork; make one in the process that uses it"
             )
-        arrays, num_rows, single = method.encode(args)
+        form, arrays = method.encode(args)
         call_id = self._connection.new_call_id()
-        request = pb.CallRequest(
-            call_id=call_id,
-            function=method.index,
-            tensors=[codec.encode_tensor(array) for array in arrays],
-        ).SerializeToString()
+        request = form.frame.pack(call_id, arrays)
         if len(request) > self._max_message_bytes:
             raise errors.MessageTooLargeError(
                 f"{method.info.name}: the request has {len(request)} bytes, more than the "
                 f"{self._max_message_bytes} that fit in a message (max_message_bytes)"
             )
         response = self._connection.call(call_id, request, self._call_timeout)
-        if response.HasField("error"):
+        if response.error is not None:
             raise protocol.error_from_proto(response.error)
-        return method.decode(codec.decode_tensors(response.tensors), num_rows, single)
+        return method.decode(form, response)
+
+
+class _Form(NamedTuple):
+    """How the arguments of a call came."""
+
+    frame: framing.Frame
+    num_rows: int  # 1 if unbatched
+    single: bool  # one row, without its leading dimension
 
 
 class _Method:
     """Turns arguments into arrays, and arrays into results."""
 
     def __init__(self, function: pb.Function, index: int):
-        self.index = index
+        self._index = index
         self.inputs = Signature(codec.decode_structure(function.inputs))
         self.outputs = Signature(codec.decode_structure(function.outputs))
         if not isinstance(self.inputs.structure, tuple):
@@ -190,59 +196,95 @@ class _Method:
             batched=function.batched,
             max_batch_size=function.max_rows,
         )
+        self._argument = f"{function.name}: argument "
+        # By the shapes of the arguments, which make up all of the form once the dtypes are right.
+        self._forms: dict[tuple[tuple[int, ...], ...], _Form] = {}
+        self._known_layouts = codec.LayoutCache()
 
-    def encode(self, args: tuple[Any, ...]) -> tuple[list[np.ndarray], int, bool]:
-        """(arrays to send, number of rows, whether a row came without its leading dimension)."""
-        name = self.info.name
+    def encode(self, args: tuple[Any, ...]) -> tuple["_Form", list[np.ndarray]]:
+        """(the form of the call, the arrays to send).
+
+        Raises:
+          SignatureError: the arguments do not fit; the message names the one.
+        """
         if len(args) != len(self.info.input_signature):
             raise errors.SignatureError(
-                f"{name}: expected {len(self.info.input_signature)} arguments {self.inputs}, got "
-                f"{len(args)}"
+                f"{self.info.name}: expected {len(self.info.input_signature)} arguments "
+                f"{self.inputs}, got {len(args)}"
             )
-        leaves = self.inputs.flatten(args, f"{name}: argument ")
-        arrays = [
-            to_array(leaf, spec.dtype, f"{name}: argument {path}")
-            for leaf, spec, path in zip(leaves, self.inputs.specs, self.inputs.paths, strict=True)
-        ]
-        if not self.info.batched:
-            for array, spec, path in zip(arrays, self.inputs.specs, self.inputs.paths, strict=True):
-                if not fits(array.shape, spec.shape):
-                    raise self._shape_error(path, str(spec), array)
-            return arrays, 1, False
-        return self._encode_rows(arrays)
+        arrays = self.inputs.flatten(args, self._argument)
+        for index, (array, spec) in enumerate(zip(arrays, self.inputs.specs, strict=True)):
+            if type(array) is not np.ndarray or array.dtype != spec.dtype:
+                where = self._argument + self.inputs.paths[index]
+                arrays[index] = to_array(array, spec.dtype, where)
+        shapes = tuple([array.shape for array in arrays])
+        form = self._forms.get(shapes)
+        if form is None:
+            form = self._make_form(arrays)
+            if len(self._forms) >= _MAX_FORMS:
+                self._forms.clear()
+            self._forms[shapes] = form
+        return form, arrays
 
-    def decode(self, arrays: list[np.ndarray], num_rows: int, single: bool) -> Any:
-        """The result, in the form in which the arguments came."""
-        specs = self.outputs.specs
-        if len(arrays) != len(specs):
+    def decode(self, form: "_Form", response: framing.Call) -> Any:
+        """The result, in the form in which the arguments came.
+
+        Raises:
+          ProtocolError: the answer is not what the signature says.
+        """
+        layout, num_rows = self._known_layouts.get(response.layout, self._check_layout)
+        if num_rows != form.num_rows or layout.num_bytes != response.size:
             raise errors.ProtocolError(
-                f"{self.info.name}: expected {len(specs)} tensors in the answer, got {len(arrays)}"
+                f"{self.info.name}: expected an answer of {form.num_rows} rows and "
+                f"{layout.num_bytes} bytes, got {num_rows} and {response.size}"
             )
-        for array, spec, path in zip(arrays, specs, self.outputs.paths, strict=True):
-            shape = (num_rows, *spec.shape[1:]) if self.info.batched else spec.shape
-            if array.dtype != spec.dtype or not fits(array.shape, shape):
-                raise errors.ProtocolError(
-                    f"{self.info.name}: result{path}: expected {describe(shape, spec.dtype)}, got "
-                    f"{describe(array.shape, array.dtype)}"
-                )
-        if single:
+        arrays = layout.decode(response.buffer, response.start)
+        if form.single:
             arrays = [array[0, ...] for array in arrays]
         return self.outputs.unflatten(arrays)
 
-    def _encode_rows(self, arrays: list[np.ndarray]) -> tuple[list[np.ndarray], int, bool]:
-        first, first_spec = arrays[0], self.inputs.specs[0]
-        single = first.ndim < len(first_spec.shape)
-        num_rows = 1 if single else first.shape[0]
-        for array, spec, path in zip(arrays, self.inputs.specs, self.inputs.paths, strict=True):
-            row_shape = spec.shape[1:]
-            if array.shape != (row_shape if single else (num_rows, *row_shape)):
-                raise self._shape_error(path, self._expected_rows(spec, first, first_spec), array)
-        if not 1 <= num_rows <= self.info.max_batch_size:
+    def _check_layout(self, layout: codec.Layout) -> tuple[codec.Layout, int]:
+        specs = self.outputs.specs
+        if len(layout.shapes) != len(specs):
+            raise errors.ProtocolError(
+                f"{self.info.name}: expected {len(specs)} tensors in the answer, got "
+                f"{len(layout.shapes)}"
+            )
+        num_rows = layout.shapes[0][0] if self.info.batched and layout.shapes[0] else 1
+        for index, spec in enumerate(specs):
+            expected = (num_rows, *spec.shape[1:]) if self.info.batched else spec.shape
+            dtype, shape = layout.dtypes[index], layout.shapes[index]
+            if dtype != spec.dtype or not fits(shape, expected):
+                raise errors.ProtocolError(
+                    f"{self.info.name}: result{self.outputs.paths[index]}: expected "
+                    f"{describe(expected, spec.dtype)}, got {describe(shape, dtype)}"
+                )
+        return layout, num_rows
+
+    def _make_form(self, arrays: list[np.ndarray]) -> "_Form":
+        specs, paths = self.inputs.specs, self.inputs.paths
+        shapes = [array.shape for array in arrays]
+        num_rows, single = 1, False
+        if self.info.batched:
+            single = len(shapes[0]) < len(specs[0].shape)
+            num_rows = 1 if single or not shapes[0] else shapes[0][0]
+        for array, spec, path in zip(arrays, specs, paths, strict=True):
+            if self.info.batched:
+                row_shape = spec.shape[1:]
+                if array.shape != (row_shape if single else (num_rows, *row_shape)):
+                    expected = self._expected_rows(spec, arrays[0], specs[0])
+                    raise self._shape_error(path, expected, array)
+            elif not fits(array.shape, spec.shape):
+                raise self._shape_error(path, str(spec), array)
+        if self.info.batched and not 1 <= num_rows <= self.info.max_batch_size:
             raise errors.SignatureError(
                 f"{self.info.name}: a call brings 1 to {self.info.max_batch_size} rows, got "
                 f"{num_rows}"
             )
-        return ([array[np.newaxis] for array in arrays] if single else arrays), num_rows, single
+        if single:
+            shapes = [(1, *shape) for shape in shapes]
+        layout = codec.Layout([spec.dtype for spec in specs], shapes)
+        return _Form(framing.Frame(layout, self._index), num_rows, single)
 
     def _expected_rows(self, spec: TensorSpec, first: np.ndarray, first_spec: TensorSpec) -> str:
         row_shape = spec.shape[1:]
@@ -264,7 +306,7 @@ class _PendingCall:
     __slots__ = ("error", "response")
 
     def __init__(self) -> None:
-        self.response: pb.CallResponse | None = None
+        self.response: framing.Call | None = None
         self.error: errors.RpcError | None = None
 
     @property
@@ -298,7 +340,7 @@ class _Connection:
     def new_call_id(self) -> int:
         return next(self._call_ids)
 
-    def call(self, call_id: int, request: bytes, timeout: float | None) -> pb.CallResponse:
+    def call(self, call_id: int, request: bytes, timeout: float | None) -> framing.Call:
         """Sends a request and waits for its answer.
 
         Raises:
@@ -352,13 +394,13 @@ class _Connection:
     def _read_one(self) -> None:
         """Reads an answer and gives it to its caller; a broken stream fails all calls."""
         try:
-            response = pb.CallResponse.FromString(next(self._stream))
+            response = framing.read_response(next(self._stream))
         except grpc.RpcError as error:
             self._fail(_stream_error(error))
         except StopIteration:
             self._fail(errors.UnavailableError("the server ended the connection"))
-        except DecodeError:
-            self._fail(errors.ProtocolError("an answer of the server cannot be parsed"))
+        except errors.ProtocolError as error:
+            self._fail(error)
         else:
             with self._condition:
                 pending = self._pending.get(response.call_id)

@@ -1,23 +1,26 @@
-"""Tensors and structures to and from their messages.
+"""Tensors and structures to and from what travels.
 
-A tensor travels as dtype, shape and raw little-endian bytes, and is decoded without a copy. A
-structure is a nest (tuples, named tuples, lists, dicts with string keys, None) with `TensorSpec`s
-at its leaves. Whatever arrives is checked before it is used, and nothing is ever unpickled.
+A tensor travels as dtype, shape (both in a layout) and raw little-endian bytes, and is decoded
+without a copy. A structure is a nest (tuples, named tuples, lists, dicts with string keys, None)
+with `TensorSpec`s at its leaves. Whatever arrives is checked before it is used, and nothing is ever unpickled.
 """
 
 import collections
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from seed_rl.grpc_service import errors
 from seed_rl.grpc_service import service_pb2 as pb
 from seed_rl.grpc_service.specs import TensorSpec
 
+ALIGNMENT = 16  # of the bytes of each tensor
+MAX_ELEMENTS = 2**48  # of one tensor
 MAX_RANK = 32  # what every numpy release can hold
 MAX_DEPTH = 32  # of nests; protobuf itself stops at 100 nested messages
 MAX_NODES = 10_000  # of one structure
@@ -38,6 +41,7 @@ _DTYPE_OF_CODE: dict[int, np.dtype] = {
     pb.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
 }
 _CODE_OF_DTYPE = {dtype: code for code, dtype in _DTYPE_OF_CODE.items()}
+_BUFFER_KINDS = frozenset("biuf")
 _LITTLE_ENDIAN = sys.byteorder == "little"
 
 
@@ -54,53 +58,110 @@ def dtype_code(dtype: np.dtype) -> int:
     return code
 
 
-def encode_tensor(array: np.ndarray) -> pb.Tensor:
-    """The message of an array in native byte order, in any memory layout.
+class Layout:
+    """Dtypes and shapes of the tensors of a call, and where their bytes are.
 
-    Raises:
-      SignatureError: the dtype does not travel.
+    Attributes:
+      dtypes: one a tensor.
+      shapes: one a tensor.
+      num_bytes: of all tensors together, with the gaps that align them.
+      serialized: the message.
     """
-    code = dtype_code(array.dtype)
-    data = array.tobytes() if _LITTLE_ENDIAN else array.byteswap().tobytes()
-    return pb.Tensor(dtype=code, shape=array.shape, data=data)
+
+    def __init__(self, dtypes: Sequence[np.dtype], shapes: Sequence[tuple[int, ...]]):
+        self.dtypes = tuple(dtypes)
+        self.shapes = tuple(shapes)
+        message = pb.Layout()
+        self._places: list[tuple[tuple[int, ...], np.dtype, int]] = []  # shape, dtype, offset
+        self._gaps: list[bytes] = []  # after each tensor
+        self._bools: list[tuple[int, int]] = []  # (start, end) of the bytes of bool tensors
+        offset = 0
+        for dtype, shape in zip(dtypes, shapes, strict=True):
+            message.tensors.add(dtype=dtype_code(dtype), shape=shape)
+            self._places.append((shape, dtype, offset))
+            end = offset + math.prod(shape) * dtype.itemsize
+            if dtype == np.bool_:
+                self._bools.append((offset, end))
+            self._gaps.append(bytes(-end % ALIGNMENT))
+            offset = end + len(self._gaps[-1])
+        self.num_bytes = offset
+        self.serialized = message.SerializeToString()
+
+    def encode(self, arrays: Sequence[np.ndarray]) -> list[Any]:
+        """Buffers that together are the data of arrays with these dtypes and shapes."""
+        buffers: list[Any] = []
+        for array, gap in zip(arrays, self._gaps, strict=True):
+            if not _LITTLE_ENDIAN:
+                array = array.byteswap()
+            # ml_dtypes have no buffer interface.
+            plain = array.flags.c_contiguous and array.dtype.kind in _BUFFER_KINDS
+            buffers.append(array if plain else array.tobytes())
+            if gap:
+                buffers.append(gap)
+        return buffers
+
+    def decode(self, data: bytes, start: int = 0) -> list[np.ndarray]:
+        """Read-only views of `data[start:]`, which is at least `num_bytes` long.
+
+        Raises:
+          ProtocolError: a bool tensor holds something else.
+        """
+        for first, end in self._bools:
+            if data[start + first : start + end].translate(None, b"\x00\x01"):
+                raise errors.ProtocolError("a bool tensor holds a byte other than 0 and 1")
+        arrays = [
+            np.ndarray(shape, dtype, data, start + offset) for shape, dtype, offset in self._places
+        ]
+        return arrays if _LITTLE_ENDIAN else [array.byteswap() for array in arrays]
+
+    @classmethod
+    def parse(cls, serialized: bytes) -> "Layout":
+        """Reads what another process sent.
+
+        Raises:
+          ProtocolError: not a layout, an unknown dtype or an impossible shape.
+        """
+        try:
+            message = pb.Layout.FromString(serialized)
+        except DecodeError:
+            raise errors.ProtocolError("the layout of the tensors cannot be parsed") from None
+        if len(message.tensors) > MAX_NODES:
+            raise errors.ProtocolError(f"more than {MAX_NODES} tensors")
+        dtypes = [_decode_dtype(tensor.dtype) for tensor in message.tensors]
+        shapes = [tuple(tensor.shape) for tensor in message.tensors]
+        for shape in shapes:
+            # Also an empty tensor has to be one that memory could index.
+            size = math.prod(max(1, size) for size in shape)
+            if len(shape) > MAX_RANK or min(shape, default=0) < 0 or size > MAX_ELEMENTS:
+                raise errors.ProtocolError(
+                    f"impossible shape {list(shape[: MAX_RANK + 1])}: at most {MAX_RANK} sizes, "
+                    f"none negative, and {MAX_ELEMENTS} elements"
+                )
+        return cls(dtypes, shapes)
 
 
-def decode_tensor(message: pb.Tensor) -> np.ndarray:
-    """A read-only view of the message's bytes.
+class LayoutCache:
+    """What was worked out for layouts seen before, at most `capacity` of them.
 
-    Raises:
-      ProtocolError: unknown dtype, impossible shape, or bytes that do not fill the shape exactly.
+    A cache of its own for everything else that the result depends on, such as the function.
     """
-    dtype = _DTYPE_OF_CODE.get(message.dtype)
-    if dtype is None:
-        raise errors.ProtocolError(f"unknown dtype number {message.dtype}")
-    shape = tuple(message.shape)
-    if len(shape) > MAX_RANK or (shape and min(shape) < 0):
-        raise errors.ProtocolError(
-            f"impossible shape {list(shape[: MAX_RANK + 1])}: sizes are at least 0, rank at most "
-            f"{MAX_RANK}"
-        )
-    data = message.data
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if num_bytes != len(data):
-        raise errors.ProtocolError(
-            f"a tensor {dtype}{list(shape)} has {num_bytes} bytes, got {len(data)}"
-        )
-    if dtype == np.bool_ and data.translate(None, b"\x00\x01"):
-        raise errors.ProtocolError("a bool tensor holds a byte other than 0 and 1")
-    try:
-        array = np.frombuffer(data, dtype) if data else np.empty(0, dtype)
-        array = array.reshape(shape)
-    except ValueError as error:  # an empty tensor with a dimension beyond what memory can index
-        raise errors.ProtocolError(f"impossible shape {list(shape)}: {error}") from None
-    if not _LITTLE_ENDIAN:
-        array = array.byteswap()
-    return array
 
+    def __init__(self, capacity: int = 1024):
+        self._capacity = capacity
+        self._known: dict[bytes, Any] = {}
 
-def decode_tensors(messages: Iterable[pb.Tensor]) -> list[np.ndarray]:
-    """`decode_tensor` of each."""
-    return [decode_tensor(message) for message in messages]
+    def get(self, serialized: bytes, make: Callable[[Layout], Any]) -> Any:
+        """`make(Layout.parse(serialized))`, from memory where it succeeded before."""
+        found = self._known.get(serialized)
+        if found is None:
+            layout = Layout.parse(serialized)
+            found = make(layout)
+            # A message can be written in many ways; those that nobody sends need no memory.
+            if layout.serialized == serialized:
+                if len(self._known) >= self._capacity:
+                    self._known.clear()
+                self._known[serialized] = found
+        return found
 
 
 def encode_structure(structure: Any, depth: int = 0) -> pb.Structure:
@@ -195,10 +256,15 @@ class _StructureDecoder:
 
 
 def _decode_spec(message: pb.TensorSpec) -> TensorSpec:
-    dtype = _DTYPE_OF_CODE.get(message.dtype)
-    if dtype is None:
-        raise errors.ProtocolError(f"unknown dtype number {message.dtype}")
+    dtype = _decode_dtype(message.dtype)
     shape = tuple(message.shape)
     if len(shape) > MAX_RANK or any(size < -1 for size in shape):
         raise errors.ProtocolError(f"impossible shape {list(shape)} in a signature")
     return TensorSpec(tuple(None if size == -1 else size for size in shape), dtype, message.name)
+
+
+def _decode_dtype(code: int) -> np.dtype:
+    dtype = _DTYPE_OF_CODE.get(code)
+    if dtype is None:
+        raise errors.ProtocolError(f"unknown dtype number {code}")
+    return dtype

@@ -53,30 +53,31 @@ class BoundFunction:
             max_rows=self.max_rows,
         )
 
-    def check_inputs(self, arrays: Sequence[np.ndarray]) -> int:
-        """Whether what a client sent fits; returns the number of rows, 1 if unbatched.
+    def check_inputs(self, layout: codec.Layout) -> int:
+        """Whether what a client sends fits; returns the number of rows, 1 if unbatched.
 
         Raises:
           SignatureError: it does not fit; the message names the argument.
         """
         specs = self.inputs.specs
-        if len(arrays) != len(specs):
+        if len(layout.shapes) != len(specs):
             raise errors.SignatureError(
-                f"{self.name}: expected {len(specs)} tensors, got {len(arrays)}"
+                f"{self.name}: expected {len(specs)} tensors, got {len(layout.shapes)}"
             )
         num_rows = 1
         if self.batched:
-            num_rows = arrays[0].shape[0] if arrays[0].ndim else 0
+            num_rows = layout.shapes[0][0] if layout.shapes[0] else 0
             if not 1 <= num_rows <= self.max_rows:
                 raise errors.SignatureError(
                     f"{self.name}: a call brings 1 to {self.max_rows} rows, got {num_rows}"
                 )
-        for index, (array, spec) in enumerate(zip(arrays, specs, strict=True)):
-            shape = (num_rows, *spec.shape[1:]) if self.batched else spec.shape
-            if array.dtype != spec.dtype or not fits(array.shape, shape):
+        for index, spec in enumerate(specs):
+            expected = (num_rows, *spec.shape[1:]) if self.batched else spec.shape
+            dtype, shape = layout.dtypes[index], layout.shapes[index]
+            if dtype != spec.dtype or not fits(shape, expected):
                 raise errors.SignatureError(
                     f"{self.name}: argument {self.inputs.paths[index]}: expected "
-                    f"{describe(shape, spec.dtype)}, got {describe(array.shape, array.dtype)}"
+                    f"{describe(expected, spec.dtype)}, got {describe(shape, dtype)}"
                 )
         return num_rows
 
@@ -178,8 +179,8 @@ def _batch_dimension(
     for spec, path in zip(inputs.specs, inputs.paths, strict=True):
         if None in spec.shape[1:]:
             raise errors.SignatureError(
-                f"{name}: argument {path}: {spec}: only the first dimension of an input of a batched "
-                "function can be open; fix the others, or bind with batched=False"
+                f"{name}: argument {path}: {spec}: only the first dimension of an input can be open "
+                "in a batched function; fix the others, or bind with batched=False"
             )
     return dimension
 

@@ -18,12 +18,14 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from seed_rl.grpc_service import addresses as addresses_lib
-from seed_rl.grpc_service import codec, errors, protocol
+from seed_rl.grpc_service import codec, errors, framing, protocol
 from seed_rl.grpc_service import service_pb2 as pb
 from seed_rl.grpc_service.batching import Batch, BatchQueue, Call, CallQueue, FunctionStatistics
 from seed_rl.grpc_service.functions import BoundFunction, make_bound_function
 
 _LOGGER = logging.getLogger(__name__)
+
+_MAX_FRAMES = 1024  # remembered of one function
 
 _GOING_DOWN = "the server is shutting down"
 
@@ -108,11 +110,11 @@ class Server:
 
         A function whose inputs and outputs all lead with the same dimension is batched across
         callers: a call brings one row or several, and the function sees at most as many as the
-        dimension says (where it is None: `max_batch_size`, 64 by default). A tf.function always sees its static
-        size, or where that is None, one of `batch_sizes` (powers of two by default): the rows that
-        are missing repeat the last real one, and what comes out for them is dropped. A Python
-        function with None sees exactly the rows that were sent. A batched function owns its input
-        arrays. Any other function is unbatched: each call runs alone, on read-only arrays.
+        dimension says (where it is None: `max_batch_size`, 64 by default). A tf.function always
+        sees its static size, or where that is None, one of `batch_sizes` (powers of two by
+        default): the rows that are missing repeat the last real one, and what comes out for them is
+        dropped. A Python function with None sees exactly the rows that were sent. A batched
+        function owns its input arrays. Any other function is unbatched: each call runs alone, on read-only arrays.
 
         A function is never entered twice at the same time. The functions of a list are used in turn
         by a thread each. Bind before `start`.
@@ -250,6 +252,8 @@ class _FunctionService:
         )
         self._loop = loop
         self._max_message_bytes = max_message_bytes
+        self._known_layouts = codec.LayoutCache()  # the event loop's
+        self._frames: dict[tuple[tuple[int, ...], ...], framing.Frame] = {}  # the workers'
         self._threads = [
             threading.Thread(
                 target=self._work, args=(fn,), name=f"{function.name} {index}", daemon=True
@@ -270,6 +274,25 @@ class _FunctionService:
                     _LOGGER.warning(
                         "%s is still running; its thread is left behind", self.function.name
                     )
+
+    def add(self, stream: "_Stream", call: framing.Call) -> None:
+        """Queues a call.
+
+        Raises:
+          SignatureError: its tensors do not fit the function's.
+          ProtocolError: its tensors are malformed.
+        """
+        layout, num_rows = self._known_layouts.get(call.layout, self._check_layout)
+        if layout.num_bytes != call.size:
+            raise errors.ProtocolError(
+                f"{self.function.name}: tensors of this layout have {layout.num_bytes} bytes, got "
+                f"{call.size}"
+            )
+        arrays = layout.decode(call.buffer, call.start)
+        self.queue.add(Call(stream, call.call_id, num_rows), arrays)
+
+    def _check_layout(self, layout: codec.Layout) -> tuple[codec.Layout, int]:
+        return layout, self.function.check_inputs(layout)
 
     def _work(self, fn: Callable[..., Any]) -> None:
         while (batch := self.queue.take()) is not None:
@@ -300,14 +323,11 @@ class _FunctionService:
             end = start + call.num_rows
             rows = [array[start:end] for array in outputs] if self.function.batched else outputs
             start = end
-            response = pb.CallResponse(
-                call_id=call.call_id, tensors=[codec.encode_tensor(array) for array in rows]
-            )
-            answers.append((call, self._check_size(call, response)))
+            answers.append((call, self._encode_one(call, rows)))
         return answers
 
-    def _check_size(self, call: Call, response: pb.CallResponse) -> bytes:
-        data = response.SerializeToString()
+    def _encode_one(self, call: Call, arrays: Sequence[np.ndarray]) -> bytes:
+        data = self._frame(arrays).pack(call.call_id, arrays)
         limit = min(self._max_message_bytes, call.stream.max_message_bytes)
         if len(data) > limit:
             error = errors.MessageTooLargeError(
@@ -316,6 +336,17 @@ class _FunctionService:
             )
             return _error_response(call.call_id, error)
         return data
+
+    def _frame(self, arrays: Sequence[np.ndarray]) -> framing.Frame:
+        shapes = tuple([array.shape for array in arrays])
+        frame = self._frames.get(shapes)
+        if frame is None:
+            dtypes = [spec.dtype for spec in self.function.outputs.specs]
+            frame = framing.Frame(codec.Layout(dtypes, shapes))
+            if len(self._frames) >= _MAX_FRAMES:
+                self._frames.clear()
+            self._frames[shapes] = frame
+        return frame
 
 
 class _Stream:
@@ -480,10 +511,7 @@ class _Transport:
         Raises:
           ProtocolError: there is no call id to answer to.
         """
-        try:
-            request = pb.CallRequest.FromString(data)
-        except DecodeError:
-            raise errors.ProtocolError("a request cannot be parsed") from None
+        request = framing.read_request(data)
         stream.open_call(request.call_id)
         if self._stopping.is_set():
             stream.cancel_all()
@@ -494,10 +522,7 @@ class _Transport:
                     f"the server has no function number {request.function}; it has "
                     f"{len(self._services)}"
                 )
-            service = self._services[request.function]
-            arrays = codec.decode_tensors(request.tensors)
-            num_rows = service.function.check_inputs(arrays)
-            service.queue.add(Call(stream, request.call_id, num_rows), arrays)
+            self._services[request.function].add(stream, request)
         except Exception as error:
             if not isinstance(error, errors.RpcError):
                 _LOGGER.exception("a call could not be queued")

@@ -73,7 +73,7 @@ def to_array(value: Any, dtype: np.dtype, where: str) -> np.ndarray:
       SignatureError: another dtype, or not an array at all.
     """
     if type(value) is np.ndarray and value.dtype == dtype:
-        return value if value.dtype.isnative else value.astype(dtype)
+        return value
     if isinstance(value, bool | int | float) and not isinstance(value, np.generic):
         return _scalar_to_array(value, dtype, where)
     try:
