@@ -134,8 +134,9 @@ class TanhNormal(ParametricDistribution):
     given, so that every log-probability is finite, also at exactly ±1.
 
     The entropy is that of the normal plus the mean log-derivative of tanh, which has no closed form
-    and is integrated numerically (Gauss-Hermite): deterministic, differentiable, and within 0.01
-    nats an action dimension for standard deviations up to 10.
+    and is integrated numerically (Gauss-Hermite), so that it is deterministic and differentiable.
+    The error for each element of an action is below 0.003 nats for standard deviations up to 3,
+    where almost all actions are near a bound already, and below 0.03 up to 5.
 
     Args:
       shape: the shape of one action.
