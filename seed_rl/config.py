@@ -12,6 +12,7 @@ hundreds of them run, and each would pay seconds and hundreds of megabytes for i
 import importlib
 import importlib.resources
 import pathlib
+import tokenize
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -39,7 +40,18 @@ def _experiment(agent: str = gin.REQUIRED, environment: str = gin.REQUIRED) -> E
 
 # What the learner's side of a configuration may bind, beside the agent's own: an actor passes over
 # these names, and any other name that it does not know is an error.
-LEARNER_CONFIGURABLES = ("Learner", "adam", "rmsprop", "evaluate", "Learner.__init__")
+LEARNER_CONFIGURABLES = ("Learner", "adam", "rmsprop", "evaluate")
+
+_GIN_ERRORS = (
+    AttributeError,
+    ImportError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    tokenize.TokenError,
+)
 
 
 def find_config(name: str) -> str:
@@ -81,13 +93,16 @@ def load(gin_configs: Sequence[str], gin_bindings: Sequence[str], for_actor: boo
     _import_environment(experiment.environment)
     skip: bool | list[str] = False
     if for_actor:
-        skip = [*LEARNER_CONFIGURABLES, *_agent_configurables(experiment.agent)]
+        declared = _agent_configurables(experiment.agent)
+        skip = True if declared is None else [*LEARNER_CONFIGURABLES, *declared]
     else:
         importlib.import_module("seed_rl.learner")
         importlib.import_module("seed_rl.evaluation")
         load_agent_factory(experiment.agent)
     importlib.import_module("seed_rl.actor")
     _parse(files, gin_bindings, skip)
+    if not for_actor:
+        _check_references()
     return experiment
 
 
@@ -130,13 +145,19 @@ def _read_experiment(files: Sequence[str], bindings: Sequence[str]) -> Experimen
         ) from error
 
 
-def _agent_configurables(agent: str) -> Sequence[str]:
-    """Names an agent's package declares, in CONFIGURABLES, as its own; imports no TensorFlow."""
-    package = agent.partition(":")[0].rpartition(".")[0] or agent.partition(":")[0]
+def _agent_configurables(agent: str) -> Sequence[str] | None:
+    """Names an agent's package declares, in CONFIGURABLES, as its own; imports no TensorFlow.
+
+    None if nothing is declared: the agent is a module without a package, its package is silent, or
+    it is not installed where only actors run. The learner is then the one to find misspelt names.
+    """
+    package = agent.partition(":")[0].rpartition(".")[0]
+    if not package:
+        return None
     try:
-        return tuple(getattr(importlib.import_module(package), "CONFIGURABLES", ()))
+        return getattr(importlib.import_module(package), "CONFIGURABLES", None)
     except ImportError:
-        return ()
+        return None
 
 
 def _parse(files: Sequence[str], bindings: Sequence[str], skip_unknown: bool | list[str]) -> None:
@@ -146,6 +167,23 @@ def _parse(files: Sequence[str], bindings: Sequence[str], skip_unknown: bool | l
         gin.parse_config_files_and_bindings(
             list(files), list(bindings), skip_unknown=skip_unknown, finalize_config=False
         )
-    except (ValueError, SyntaxError, TypeError, OSError, AttributeError, RuntimeError) as error:
-        message = " ".join(str(error).split())
-        raise ConfigError(f"the gin configuration cannot be read: {message}") from error
+    except _GIN_ERRORS as error:
+        raise _unreadable(error, bindings) from error
+
+
+def _check_references() -> None:
+    """Finds macros (%NAME) without a value; else the first call that needs one would."""
+    try:
+        gin.finalize()
+    except _GIN_ERRORS as error:
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception, bindings: Sequence[str] = ()) -> ConfigError:
+    line = ""
+    if isinstance(error, SyntaxError):
+        line = error.text or ""
+        if not error.filename and error.lineno is not None:  # gin then only gives the number
+            line = "".join("\n".join(bindings).splitlines()[error.lineno - 1 : error.lineno])
+    message = " ".join(f"{error} {line}".split())
+    return ConfigError(f"the gin configuration cannot be read: {message}")

@@ -82,7 +82,11 @@ class EpisodeStatistics:
 
     def _finish(self, ended: np.ndarray) -> None:
         totals = self._running.read(ended)
-        self._finished.append(EpisodeInfo(*totals, ended.astype(np.int32)))
+        self._finished.append(
+            EpisodeInfo(
+                totals.num_frames, totals.returns, totals.raw_returns, ended.astype(np.int32)
+            )
+        )
         self._recent.extend(totals.raw_returns.tolist())
         self.num_episodes += ended.size
         self._running.reset(ended)
