@@ -2,7 +2,8 @@
 
 A tensor travels as dtype, shape (both in a layout) and raw little-endian bytes, and is decoded
 without a copy. A structure is a nest (tuples, named tuples, lists, dicts with string keys, None)
-with `TensorSpec`s at its leaves. Whatever arrives is checked before it is used, and nothing is ever unpickled.
+with `TensorSpec`s at its leaves. Whatever arrives is checked before it is used, and nothing is ever
+unpickled.
 """
 
 import collections

@@ -179,8 +179,8 @@ def _batch_dimension(
     for spec, path in zip(inputs.specs, inputs.paths, strict=True):
         if None in spec.shape[1:]:
             raise errors.SignatureError(
-                f"{name}: argument {path}: {spec}: only the first dimension of an input can be open "
-                "in a batched function; fix the others, or bind with batched=False"
+                f"{name}: argument {path}: {spec}: only the first dimension of an input can be "
+                "open in a batched function; fix the others, or bind with batched=False"
             )
     return dimension
 

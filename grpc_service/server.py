@@ -91,6 +91,7 @@ class Server:
         self._services: list[_FunctionService] = []
         self._state_lock = threading.Lock()
         self._state = "new"
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
         self._transport: _Transport | None = None
         self._sockets: list[tuple[str, tuple[int, int]]] = []
@@ -114,7 +115,8 @@ class Server:
         sees its static size, or where that is None, one of `batch_sizes` (powers of two by
         default): the rows that are missing repeat the last real one, and what comes out for them is
         dropped. A Python function with None sees exactly the rows that were sent. A batched
-        function owns its input arrays. Any other function is unbatched: each call runs alone, on read-only arrays.
+        function owns its input arrays. Any other function is unbatched: each call runs alone, on
+        read-only arrays.
 
         A function is never entered twice at the same time. The functions of a list are used in turn
         by a thread each. Bind before `start`.
@@ -154,7 +156,7 @@ class Server:
             if self._state != "new":
                 raise RuntimeError("a server starts once; make another one")
             self._state = "started"
-            loop = asyncio.new_event_loop()
+            self._loop = loop = asyncio.new_event_loop()
             self._loop_thread = threading.Thread(
                 target=_run_loop, args=(loop,), name="grpc_service", daemon=True
             )
@@ -163,6 +165,7 @@ class Server:
                 asyncio.run_coroutine_threadsafe(self._start(loop), loop).result()
             except BaseException:
                 self._stop(grace=0.0)
+                self._state = "stopped"
                 raise
             for service in self._services:
                 service.start()
@@ -218,11 +221,11 @@ class Server:
         return address.target
 
     def _stop(self, grace: float) -> None:
-        assert self._loop_thread is not None
+        assert self._loop is not None and self._loop_thread is not None
         deadline = time.monotonic() + grace
         for service in self._services:
             service.queue.close()
-        loop: asyncio.AbstractEventLoop = self._loop_thread._args[0]  # type: ignore[attr-defined]
+        loop = self._loop
         if self._transport is not None:
             asyncio.run_coroutine_threadsafe(self._transport.stop(grace), loop).result()
         for service in self._services:
