@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,11 +67,15 @@ def missing_package(error: ModuleNotFoundError, who: str) -> ModuleNotFoundError
         error: what the import raised.
         who: what needs the package.
     """
-    package = (error.name or "").partition(".")[0]
+    # gin adds to the message of an exception, and loses its attributes by that.
+    named = error.name or "".join(re.findall("No module named '([^']+)'", str(error))[:1])
+    package = named.partition(".")[0]
+    if not package:
+        return ModuleNotFoundError(f"{who} needs a package that is not installed: {error}")
     what = f"'seed-rl[{EXTRAS[package]}]'" if package in EXTRAS else package
     return ModuleNotFoundError(
         f"{who} needs the package {package!r}, which is not installed: pip install {what}",
-        name=error.name,
+        name=named,
     )
 
 

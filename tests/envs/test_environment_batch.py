@@ -319,13 +319,17 @@ def test_the_others_of_a_vector_env_are_abandoned_when_a_reset_fails():
 
 @pytest.mark.parametrize("form", ["single", *list(AutoresetMode)])
 def test_too_many_failures_in_a_row_end_the_run(form):
-    # Two, then a success that counts from the start again, then three.
-    plan = ["fine", "raise", "raise", "fine", "fine", *["raise"] * 3]
+    # Each line is a step. The success in between lets the count begin anew.
+    plan = ["fine"]
+    plan += ["raise", "raise", "fine"]
+    plan += ["fine"]
+    plan += ["raise", "raise", "fine"]
+    plan += ["raise"]
     factory, _ = fragile(plan, form)
     batch = make_environment_batch(factory, [6], seed=0, max_failures=3)
     batch.reset()
-    batch.step(np.zeros(1, np.int64))
-    batch.step(np.zeros(1, np.int64))
+    for _ in range(3):
+        batch.step(np.zeros(1, np.int64))
     with pytest.raises(EnvironmentFailedError, match=r"6.*failed 3 times in a row.*crashed"):
         batch.step(np.zeros(1, np.int64))
 
@@ -377,6 +381,23 @@ def test_an_observation_that_does_not_fit_its_space_is_an_error(value, space, wo
     batch = make_environment_batch(with_observation(value, space), [0], 0)
     with pytest.raises(ObservationError, match=f"(?i){words}"):
         batch.reset()
+
+
+def test_a_partial_reset_need_not_show_the_other_environments():
+    class Forgetful(SyncVectorEnv):
+        def reset(self, *, seed=None, options=None):
+            mask = (options or {}).get("reset_mask", np.ones(self.num_envs, bool)).copy()
+            observation, infos = super().reset(seed=seed, options=options)
+            observation[~mask] = -1
+            return observation, infos
+
+    def make(env_indices):
+        makers = [functools.partial(single(), index) for index in env_indices]
+        return Forgetful(makers, copy=False, autoreset_mode=AutoresetMode.DISABLED)
+
+    steps = play(make, num_steps=10)
+    assert rows_of(0, steps)[: len(ENDING_ROWS)] == ENDING_ROWS
+    assert rows_of(1, steps) == STEADY_ROWS[:11]
 
 
 class Nested(gymnasium.Env):

@@ -4,6 +4,7 @@ import functools
 import sys
 import types
 
+import gin
 import gymnasium
 import numpy as np
 import pytest
@@ -83,6 +84,16 @@ def test_a_missing_package_names_the_extra(tmp_path, monkeypatch):
 
     with pytest.raises(ModuleNotFoundError, match=r"'ale_py'.*pip install 'seed-rl\[atari\]'"):
         make_environment_batch(lazy, [0], 0)
+
+
+def test_a_package_that_a_configurable_misses_is_named():
+    def needs_something():
+        import no_such_package  # noqa: F401
+
+    # gin raises an exception of its own in place of the import's.
+    configurable = gin.external_configurable(needs_something, "needs_something_in_a_test")
+    with pytest.raises(ModuleNotFoundError, match=r"the package 'no_such_package', which is not"):
+        make_environment_batch(configurable, [0], 0)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import sys
 import types
+from typing import Any
 
 import gin
 import gymnasium
@@ -107,12 +108,34 @@ def test_ids_of_a_made_up_old_gym(monkeypatch):
 
 
 def test_ids_of_the_real_old_gym():
-    pytest.importorskip("gym")
-    gin.parse_config("gym_env.env_id = 'gym:FrozenLake-v1'")
+    gym: Any = pytest.importorskip("gym")
+    has_five_values = tuple(int(x) for x in gym.__version__.split(".")[:2]) >= (0, 26)
+
+    class Steps(gym.Env):
+        observation_space = gym.spaces.Box(0.0, 9.0, (1,), np.float32)
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            self.t = np.zeros(1, np.float32)
+            return (self.t.copy(), {"seed": seed}) if has_five_values else self.t.copy()
+
+        def step(self, action):
+            self.t += 1
+            ended = (bool(action), False) if has_five_values else (bool(action),)
+            return (self.t.copy(), 1.0, *ended, {})
+
+    gym.envs.registration.register(id="Steps-v0", entry_point=Steps, max_episode_steps=2)
+    gin.parse_config("gym_env.env_id = 'gym:Steps-v0'")
     batch = make_environment_batch("seed_rl.envs.gym_env:gym_env", [0], 1)
-    assert batch.reset().env_outputs.observation.tolist() == [0]
-    done = [batch.step(np.array([t % 4]))[-1].env_outputs.done[0] for t in range(100)]
-    assert any(done)
+    assert batch.reset().env_outputs.observation.tolist() == [[0]]
+
+    def step(action):
+        outputs = [rows.env_outputs for rows in batch.step(np.array([action]))]
+        return [(o.done[0], o.observation[0, 0], o.abandoned[0]) for o in outputs]
+
+    assert step(0) == [(False, 1, False)]
+    assert step(0) == [(False, 2, False), (True, 0, True)]  # cut by the time limit
+    assert step(1) == [(True, 0, False)]
 
 
 def test_memory_environment_shows_its_cue_once_and_counts_the_last_action():
