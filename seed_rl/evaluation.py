@@ -50,7 +50,7 @@ def evaluate(
     """Plays `num_episodes` episodes.
 
     Every environment plays its share of them from its first episode on, so that short episodes
-    do not count more often than long ones.
+    do not count more often than long ones. An episode that a failure tore is played again.
 
     Args:
       agent: with its variables restored.
@@ -106,9 +106,9 @@ class _Player:
         ended: list[tuple[int, float]] = []
         for rows in self._pending:
             self._returns[rows.indices] += rows.raw_rewards
-            done = rows.indices[rows.env_outputs.done]
-            ended += [(int(i), float(self._returns[i])) for i in done]
-            self._returns[done] = 0.0
+            done = rows.env_outputs.done
+            ended += [(int(i), float(self._returns[i])) for i in rows.indices[done & ~rows.torn]]
+            self._returns[rows.indices[done]] = 0.0
             self._act(rows)
         self._pending = self._environments.step(self._actions)
         return ended

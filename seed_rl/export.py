@@ -38,7 +38,9 @@ class _PolicyModule(tf.Module):
         self.greedy_policy = tf.function(
             agent.greedy_policy, input_signature=inputs, autograph=False
         )
-        self.initial_state = tf.function(lambda: agent.initial_state(1) or (), input_signature=())
+        self.initial_state = tf.function(
+            lambda: agent.initial_state(1), input_signature=(), autograph=False
+        )
 
 
 def export_policy(agent: Agent, observation_specs: Any, action_specs: Any, logdir: str) -> str:
