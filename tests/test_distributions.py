@@ -198,7 +198,9 @@ def test_squashed_normal_log_prob(params):
     distribution = make(spaces.Box(-1.0, 1.0, ()))
     x = 0.9 * params[0] + np.linspace(-0.5, 0.5, 9)
     np.testing.assert_allclose(
-        distribution.log_prob(np.tile(np.float32(params), (9, 1)), np.tanh(x).astype(np.float32)),
+        distribution.log_prob(
+            np.tile(np.array(params, np.float32), (9, 1)), np.tanh(x).astype(np.float32)
+        ),
         np.log(squashed_density(params, x)),
         rtol=1e-4,
         atol=1e-4,
@@ -211,7 +213,7 @@ def test_squashed_normal_entropy_against_an_integral(params):
     mass = normal_density(params, GRID) * STEP  # p(a) da = n(x) dx
     assert abs(mass.sum() - 1) < 1e-6  # the grid is fine and wide enough
     expected = -np.sum(mass * np.log(np.maximum(density, 1e-300)))
-    entropy = make(spaces.Box(-1.0, 1.0, ())).entropy(np.float32(params))
+    entropy = make(spaces.Box(-1.0, 1.0, ())).entropy(np.array(params, np.float32))
     np.testing.assert_allclose(entropy, expected, atol=0.003)
 
 
@@ -221,7 +223,7 @@ def test_squashed_normal_divergence_against_an_integral():
     log_ratio = np.log(np.maximum(density_a, 1e-300) / np.maximum(density_b, 1e-300))
     distribution = make(spaces.Box(-1.0, 1.0, ()))
     np.testing.assert_allclose(
-        distribution.kl_divergence(np.float32(a), np.float32(b)),
+        distribution.kl_divergence(np.array(a, np.float32), np.array(b, np.float32)),
         np.sum(normal_density(a, GRID) * log_ratio) * STEP,
         rtol=1e-4,
     )
@@ -232,7 +234,9 @@ def test_squashed_normal_samples_have_the_densitys_moments():
     mass = normal_density(params, GRID) * STEP
     mean = np.sum(mass * np.tanh(GRID))
     variance = np.sum(mass * (np.tanh(GRID) - mean) ** 2)
-    samples = make(spaces.Box(-1.0, 1.0, ())).sample(np.tile(np.float32(params), (20_000, 1)))
+    samples = make(spaces.Box(-1.0, 1.0, ())).sample(
+        np.tile(np.array(params, np.float32), (20_000, 1))
+    )
     np.testing.assert_allclose(np.mean(samples), mean, atol=5 * np.sqrt(variance / 20_000))
     np.testing.assert_allclose(np.var(samples), variance, rtol=0.1)
 
@@ -315,7 +319,7 @@ def test_an_action_becomes_more_probable_along_its_gradient(space):
         (spaces.Box(-2.0, 2.0, (1,)), r"Box\(-2.0, 2.0, \(1,\).*RescaleAction"),
         (spaces.Box(np.array([-1.0, 0.0]), np.array([1.0, 1.0]), dtype=np.float32), "bounds"),
         (spaces.Box(-1, 1, (1,), np.int8), "Box.*float32"),
-        (spaces.MultiDiscrete([[2, 3], [4, 5]]), "MultiDiscrete.*one-dimensional"),
+        (spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])), "MultiDiscrete.*one-dimensional"),
         (spaces.MultiBinary(3), r"MultiBinary\(3\)"),
         (spaces.Dict(a=spaces.Discrete(2)), r"Dict\('a'"),
         (spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(3)]), r"MultiBinary\(3\)"),

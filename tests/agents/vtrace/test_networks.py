@@ -146,7 +146,9 @@ def test_compiles_under_xla(network_and_inputs):
 
 def test_every_variable_is_trained(network_and_inputs):
     network, inputs = network_and_inputs
-    gradients = loss_and_gradients(network, *inputs, network.initial_state(B))[-1]
+    prev_actions, env_outputs = inputs
+    state = network.initial_state(B)
+    gradients = loss_and_gradients(network, prev_actions, env_outputs, state)[-1]
     assert all(np.abs(gradient).max() > 0 for gradient in gradients)
     assert all(isinstance(v, tf.Variable) for v in network.trainable_variables)
 
@@ -234,7 +236,7 @@ def test_checkpoint(network_and_inputs, tmp_path, request):
     assert_close(output, expected)
 
 
-@pytest.mark.parametrize("name", ["deep", "MLP, two torsos"])
+@pytest.mark.parametrize("name", ["shallow with LSTM", "MLP, two torsos"])
 def test_saved_model(name, tmp_path):
     network, inputs = make(name)
     step, state = at(inputs, 0), network.initial_state(B)

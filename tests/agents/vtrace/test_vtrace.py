@@ -6,8 +6,8 @@ from seed_rl.agents.vtrace import vtrace
 
 
 def by_definition(
-    target_log_probs,
-    behaviour_log_probs,
+    target_action_log_probs,
+    behaviour_action_log_probs,
     discounts,
     rewards,
     values,
@@ -21,7 +21,7 @@ def by_definition(
     v_s = V(x_s) + sum_{t >= s} gamma_s ... gamma_{t-1} c_s ... c_{t-1} delta_t
     """
     length = len(rewards)
-    rhos = np.exp(np.asarray(target_log_probs, np.float64) - behaviour_log_probs)
+    rhos = np.exp(np.asarray(target_action_log_probs, np.float64) - behaviour_action_log_probs)
     clipped_rhos = rhos if clip_rho is None else np.minimum(clip_rho, rhos)
     pg_rhos = rhos if clip_pg_rho is None else np.minimum(clip_pg_rho, rhos)
     cs = lambda_ * np.minimum(1.0, rhos)
@@ -63,7 +63,9 @@ def test_equals_the_papers_definition(lambda_, clip_rho, clip_pg_rho, shape):
         **case, clip_rho_threshold=clip_rho, clip_pg_rho_threshold=clip_pg_rho, lambda_=lambda_
     )
 
-    vs, advantages = by_definition(*case.values(), clip_rho, clip_pg_rho, lambda_)
+    vs, advantages = by_definition(
+        **case, clip_rho=clip_rho, clip_pg_rho=clip_pg_rho, lambda_=lambda_
+    )
     np.testing.assert_allclose(returns.vs, vs, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(returns.pg_advantages, advantages, rtol=1e-4, atol=1e-5)
 
@@ -72,7 +74,7 @@ def test_equals_the_papers_definition(lambda_, clip_rho, clip_pg_rho, shape):
 def test_defaults_are_the_papers(seed):
     case = random_case(seed)
     returns = vtrace.from_importance_weights(**case)
-    vs, advantages = by_definition(*case.values())
+    vs, advantages = by_definition(**case)
     np.testing.assert_allclose(returns.vs, vs, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(returns.pg_advantages, advantages, rtol=1e-4, atol=1e-5)
 
@@ -107,10 +109,8 @@ def test_rewards_of_several_kinds_share_the_policy():
         case[name] = case[name][..., :1]
     returns = vtrace.from_importance_weights(**case)
     for kind in range(4):
-        one = {
-            name: x if x.shape[-1] == 1 else x[..., kind : kind + 1] for name, x in case.items()
-        }
-        vs, _ = by_definition(*one.values())
+        one = {name: x if x.shape[-1] == 1 else x[..., kind : kind + 1] for name, x in case.items()}
+        vs, _ = by_definition(**one)
         np.testing.assert_allclose(returns.vs[..., kind : kind + 1], vs, rtol=1e-4, atol=1e-5)
 
 
