@@ -82,9 +82,7 @@ class Actor:
                 if error.exception_type == "TrainingFinished":
                     logging.info("training is finished")
                     return
-                if (
-                    error.exception_type != "QueueClosedError"
-                ):  # which says: the learner is stopping
+                if error.exception_type != "QueueClosedError":  # that one: the learner is stopping
                     raise
             except (UnavailableError, CancelledError) as error:
                 logging.info("no learner at %s: %s", self._server_address, error)
@@ -95,7 +93,7 @@ class Actor:
                     "--server_address?"
                 )
             # Jitter, so that hundreds of actors do not all come back in the same moment.
-            time.sleep(delay * (0.5 + secrets.randbelow(1000) / 1000))
+            _pause(delay * (0.5 + secrets.randbelow(1000) / 1000), should_stop)
             delay = min(2 * delay, 10.0)
 
     def _check(self, client: Client) -> None:
@@ -129,6 +127,13 @@ class Actor:
         )
         self._last_answer = time.monotonic()
         return actions
+
+
+def _pause(seconds: float, should_stop: Callable[[], bool]) -> None:
+    """Sleeps, but not past `should_stop()`."""
+    end = time.monotonic() + seconds
+    while not should_stop() and (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, 0.2))
 
 
 def _put(nest: Any, indices: np.ndarray, values: Any) -> None:
