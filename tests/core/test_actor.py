@@ -266,9 +266,8 @@ def test_no_learner_for_too_long_ends_the_actor(monkeypatch, address, make_actor
     actor, _ = make_actor(reconnect_secs=60.0)
     with pytest.raises(LearnerLostError, match=f"at {address} for 60 seconds"):
         actor.run()
-    assert (
-        60.0 < world.now - 1000.0 <= 60.0 + 15.0
-    )  # the longest pause: 10 seconds, half as much again
+    # The longest pause is 10 seconds, and half as much again.
+    assert 60.0 < world.now - 1000.0 <= 75.0
     assert world.num_connects >= 5
 
 

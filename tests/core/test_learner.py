@@ -1,0 +1,225 @@
+"""The learner's loop, with a small agent and real actors over a socket."""
+
+import itertools
+import os
+import threading
+
+import gymnasium
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from seed_rl.actor import Actor
+from seed_rl.agent import LossOutputs
+from seed_rl.agent_specs import agent_action_specs, agent_observation_specs
+from seed_rl.environment import make_environment_batch
+from seed_rl.learner import Learner, make_logdir, padded_sizes
+from seed_rl.user_error import UserError
+
+SOON = 60.0  # seconds; how long a test waits for what happens at once
+
+
+class Countdown(gymnasium.Env):
+    """Episodes of three steps that pay 1, 2 and 3."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.full(3, 0.1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return (
+            np.full(3, 0.1 * self.steps, np.float32),
+            float(self.steps),
+            self.steps == 3,
+            False,
+            {},
+        )
+
+
+@pytest.fixture
+def make_agent(tiny_agent):
+    """Returns a function that makes a TinyAgent whose loss takes unrolls."""
+
+    class Agent(tiny_agent):
+        def __init__(self, stop=None, stop_after=0):
+            super().__init__()
+            self.batches, self._stop, self._stop_after = [], stop, stop_after
+
+        def make_unroll_sink(self):
+            sink = super().make_unroll_sink()
+            next_batch = sink.next_batch
+
+            def noted(timeout):
+                batch = next_batch(timeout)
+                if batch is not None:
+                    self.batches.append(batch)
+                    if len(self.batches) == self._stop_after:
+                        self._stop.set()
+                return batch
+
+            sink.next_batch = noted
+            return sink
+
+        def loss(self, batch):
+            x = tf.reshape(batch.env_outputs.observation, [-1, 3])
+            values = tf.matmul(x, self.network.weights) + self.network.bias
+            loss = tf.reduce_mean(tf.square(values))
+            return LossOutputs(loss, {"loss/values": loss}, ())
+
+    return Agent
+
+
+@pytest.fixture
+def run_with_actors(tmp_path):
+    """Returns a function that runs a learner of two environments, with an actor in a thread."""
+
+    def run(agent, stop=None, logdir=tmp_path / "log", **settings):
+        address = f"unix:{tmp_path}/s"
+        specs = (
+            agent_observation_specs(Countdown.observation_space),
+            agent_action_specs(Countdown.action_space),
+        )
+        learner = Learner(agent, *specs, 2, [address], str(logdir), **settings)
+        environments = make_environment_batch(Countdown, [0, 1], 0)
+        actor_stop = threading.Event()
+        actor = threading.Thread(
+            target=Actor(environments, 0, address).run, args=(actor_stop.is_set,), daemon=True
+        )
+        actor.start()
+        finished = False
+        try:
+            learner.run(stop or threading.Event())
+            finished = stop is None
+        finally:
+            if not finished:  # else it must end without being told
+                actor_stop.set()
+            actor.join(SOON)
+            assert not actor.is_alive()
+            environments.close()
+        return learner
+
+    return run
+
+
+def scalars(logdir):
+    """{tag: [(step, value)]} of the run's event files."""
+    found: dict = {}
+    for path in sorted(logdir.glob("events.*")):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                if value.metadata.plugin_data.plugin_name == "scalars":
+                    number = float(tf.make_ndarray(value.tensor))
+                    found.setdefault(value.tag, []).append((event.step, number))
+    return found
+
+
+def test_a_run_ends_at_its_frames_with_checkpoint_model_and_curves(
+    tmp_path, make_agent, run_with_actors
+):
+    agent = make_agent()
+    learner = run_with_actors(agent, total_frames=400, action_repeat=4)
+    # Two environments step together: what runs on at the end is a queue's and a batch's worth.
+    assert 400 <= learner.frames < 600
+    log = tmp_path / "log"
+    saved = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(log / "checkpoints")))
+    value = "/.ATTRIBUTES/VARIABLE_VALUE"
+    assert saved.get_tensor(f"frames{value}") == learner.frames
+    num_steps = int(saved.get_tensor(f"training_steps{value}"))
+    assert num_steps == int(agent.num_updates) > 0
+    np.testing.assert_array_equal(
+        saved.get_tensor(f"network/weights{value}"), agent.network.weights
+    )
+    assert (log / "saved_model" / "saved_model.pb").exists()
+    assert (log / "operative_config.gin").exists()
+    curves = scalars(log)
+    assert curves["episode/return"] == [(learner.frames, 6.0)]  # 1 + 2 + 3
+    assert curves["episode/length_frames"] == [(learner.frames, 12.0)]
+    assert curves["training/steps"][-1] == (learner.frames, num_steps)
+    for name in (
+        "training/loss",
+        "training/gradient_norm",
+        "training/learning_rate",
+        "loss/values",
+        "data/queue_length",
+        "data/policy_lag",
+        "inference/batch_fill",
+        "inference/latency_seconds",
+        "speed/frames_per_second",
+    ):
+        assert name in curves, name
+
+
+def test_every_transition_is_trained_on_once_and_in_order(make_agent, run_with_actors):
+    agent = make_agent()
+    run_with_actors(agent, total_frames=200)
+    rewards = {0: [], 1: []}
+    for batch in agent.batches:
+        assert batch.env_outputs.reward.shape == (3, 2)  # unroll_length 2, batch_size 2
+        for column, env_id in enumerate(batch.env_id.tolist()):
+            rewards[env_id].append(batch.env_outputs.reward[:, column].tolist())
+    for unrolls in rewards.values():
+        joined = unrolls[0] + [reward for unroll in unrolls[1:] for reward in unroll[1:]]
+        # The last step of an unroll is the first of the next, and a run begins with reward 0.
+        assert all(a[-1] == b[0] for a, b in itertools.pairwise(unrolls))
+        assert joined == [0.0] + [[1.0, 2.0, 3.0][i % 3] for i in range(len(joined) - 1)]
+        assert len(joined) > 50
+
+
+def test_a_stopped_run_is_saved_and_goes_on_where_it_was(tmp_path, make_agent, run_with_actors):
+    stop = threading.Event()
+    agent = make_agent(stop, stop_after=10)
+    first = run_with_actors(agent, stop, total_frames=10**9)
+    assert int(agent.num_updates) == 10
+    assert not (tmp_path / "log" / "saved_model").exists()
+
+    resumed = make_agent()
+    second = run_with_actors(resumed, total_frames=first.frames + 50)
+    assert second.frames >= first.frames + 50
+    assert int(resumed.num_updates) > 10
+    names = sorted(os.listdir(tmp_path / "log" / "checkpoints"))
+    assert "ckpt-10.index" in names
+    assert f"ckpt-{int(resumed.num_updates)}.index" in names
+    # Only what is new was trained on: 50 frames and what ran on at the end.
+    assert 10 <= len(resumed.batches) < 60
+
+
+def test_what_the_loss_raises_ends_the_run_and_the_checkpoint_is_still_written(
+    tmp_path, make_agent, run_with_actors
+):
+    class Failing(make_agent):
+        def loss(self, batch):
+            raise ArithmeticError("no such loss")
+
+    with pytest.raises(ArithmeticError, match="no such loss"):
+        run_with_actors(Failing(), total_frames=1000)
+    assert tf.train.latest_checkpoint(str(tmp_path / "log" / "checkpoints")).endswith("ckpt-0")
+
+
+@pytest.mark.parametrize("name", ["total_frames", "action_repeat", "inference_batch_size"])
+def test_senseless_settings_are_refused(tmp_path, make_agent, name):
+    agent, spec = make_agent(), agent_action_specs(Countdown.action_space)
+    with pytest.raises(UserError, match=f"{name}.*at least 1"):
+        Learner(agent, spec, spec, 2, [f"unix:{tmp_path}/s"], str(tmp_path), **{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("largest", "sizes"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (64, [1, 2, 4, 8, 16, 32, 64])]
+)
+def test_padded_sizes(largest, sizes):
+    assert padded_sizes(largest) == sizes
+
+
+def test_make_logdir(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert make_logdir("a/b") == str(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    assert make_logdir("a/b") == str(tmp_path / "a" / "b")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert make_logdir("~/c") == str(tmp_path / "c")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="--logdir=file/x cannot be written to"):
+        make_logdir("file/x")
