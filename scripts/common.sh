@@ -116,7 +116,8 @@ make_venv() {
     die "$python has no venv module. On Debian and Ubuntu: apt-get install python$version-venv"
   fi
   say "Making a virtual environment in $VENV with $("$python" --version) …"
-  run_stoppable "$python" -m venv "$VENV" || die "could not make the virtual environment $VENV."
+  run_stoppable "$python" -m venv "$VENV" || die "could not make the virtual environment $VENV:" \
+    "delete it and try again."
 }
 
 # fingerprint: changes whenever what is installed has to.

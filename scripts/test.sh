@@ -70,7 +70,7 @@ main() {
   local status=0
   run_pytest "$@" || status=$?
   if [[ ${#failed[@]} -gt 0 ]]; then
-    say "FAILED before pytest, see above: $(printf '%s; ' "${failed[@]}")"
+    say "FAILED, beside what pytest says:$(printf ' [%s]' "${failed[@]}"), see above."
     [[ $status -ne 0 ]] || status=1
   fi
   exit "$status"

@@ -50,7 +50,16 @@ def _build(what: str, source: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
     isolation = []
     if importlib.util.find_spec("setuptools"):
         isolation = ["--no-isolation", "--skip-dependency-check"]
-    command = [sys.executable, "-m", "build", f"--{what}", *isolation, "--outdir", str(out), str(source)]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        f"--{what}",
+        *isolation,
+        "--outdir",
+        str(out),
+        str(source),
+    ]
     result = subprocess.run(
         command, cwd=out, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

@@ -102,12 +102,15 @@ class Checkout:
 
     def close(self) -> None:
         for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
+            process.kill()
         for line in self.lines("pids"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(line.split()[-1]), signal.SIGKILL)
+        for process in self.processes:
+            process.wait()
+            for pipe in (process.stdout, process.stderr):
+                if pipe:
+                    pipe.close()
 
 
 def _is_alive(pid: int) -> bool:
