@@ -10,8 +10,8 @@ import numpy as np
 from seed_rl.grpc_service import codec, errors
 from seed_rl.grpc_service import service_pb2 as pb
 from seed_rl.grpc_service.batching import Batch
-from seed_rl.grpc_service.signature import Signature, check_shape, fits, to_array
-from seed_rl.grpc_service.specs import TensorSpec, describe
+from seed_rl.grpc_service.signature import Signature, fits, to_array
+from seed_rl.grpc_service.specs import describe
 
 DEFAULT_MAX_BATCH_SIZE = 64
 
@@ -90,27 +90,29 @@ class BoundFunction:
         """
         arrays = self._pad(batch) if self.batched else list(batch.arrays)
         result = fn(*self.inputs.unflatten(arrays))
-        where = f"{self.name}: result"
-        outputs = []
-        leaves = self.outputs.flatten(result, where)
-        for index, (leaf, spec) in enumerate(zip(leaves, self.outputs.specs, strict=True)):
-            place = where + self.outputs.paths[index]
-            array = to_array(leaf, spec.dtype, place)
-            if self.batched:
-                spec = TensorSpec((arrays[0].shape[0], *spec.shape[1:]), spec.dtype)
-            check_shape(array, spec, place)
-            outputs.append(array)
+        outputs = self.outputs.flatten(result, f"{self.name}: result")
+        for index, (leaf, spec) in enumerate(zip(outputs, self.outputs.specs, strict=True)):
+            if type(leaf) is not np.ndarray or leaf.dtype != spec.dtype:
+                outputs[index] = leaf = to_array(leaf, spec.dtype, self._result(index))
+            expected = (len(arrays[0]), *spec.shape[1:]) if self.batched else spec.shape
+            if not fits(leaf.shape, expected):
+                raise errors.SignatureError(
+                    f"{self._result(index)}: expected {describe(expected, spec.dtype)}, got "
+                    f"{describe(leaf.shape, leaf.dtype)}"
+                )
         return outputs
+
+    def _result(self, index: int) -> str:
+        return f"{self.name}: result{self.outputs.paths[index]}"
 
     def _pad(self, batch: Batch) -> list[np.ndarray]:
         num_rows = batch.num_rows
         size = next((size for size in self.batch_sizes if size >= num_rows), num_rows)
-        arrays = []
-        for array in batch.arrays:
-            # A real row: whatever the function does with it, it has done before.
-            array[num_rows:size] = array[num_rows - 1]
-            arrays.append(array[:size])
-        return arrays
+        if size > num_rows:
+            for array in batch.arrays:
+                # A real row: whatever the function does with it, it has done before.
+                array[num_rows:size] = array[num_rows - 1]
+        return [array[:size] for array in batch.arrays]
 
 
 def make_bound_function(

@@ -87,14 +87,6 @@ def to_array(value: Any, dtype: np.dtype, where: str) -> np.ndarray:
     return array.astype(dtype, copy=False)
 
 
-def check_shape(array: np.ndarray, spec: TensorSpec, where: str) -> None:
-    """Raises a SignatureError unless the array has the spec's shape."""
-    if not fits(array.shape, spec.shape):
-        raise errors.SignatureError(
-            f"{where}: expected {spec}, got {describe(array.shape, array.dtype)}"
-        )
-
-
 def fits(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
     """Whether a shape is one that `expected` (None: any size) allows."""
     return shape == expected or (

@@ -2,6 +2,7 @@
 
 import collections
 import threading
+from typing import Any
 
 import grpc
 import numpy as np
@@ -205,7 +206,7 @@ def test_garbage_ends_the_stream_it_came_on_only(client, raw):
     with pytest.raises(grpc.RpcError) as caught:
         raw.send(b"\xff garbage")
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert "cannot be parsed" in caught.value.details()
+    assert "cannot be parsed" in str(caught.value.details())
     assert client.step(1, State(np.ones(2, np.float32), {"x": False}))["sum"] == 2.0
 
 
@@ -217,7 +218,7 @@ def test_a_call_id_in_use(make_server, address, stack, gate, floats):
     stack.callback(raw.close)
     with pytest.raises(grpc.RpcError) as caught:
         raw.send(_request([np.float32(1)]), _request([np.float32(1)]))
-    assert "call id 1 is in use" in caught.value.details()
+    assert "call id 1 is in use" in str(caught.value.details())
     gate.release()
 
 
@@ -321,7 +322,7 @@ def test_hundreds_of_streams_need_no_thread_each(make_server, connect, stack, ad
         done.wait()
 
     before = {thread.name for thread in threading.enumerate()}
-    streams = [
+    streams: list[Any] = [
         channel.stream_stream(protocol.CALL_METHOD, None, None)(requests()) for _ in range(200)
     ]
     for stream in streams:

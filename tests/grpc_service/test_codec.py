@@ -26,7 +26,7 @@ def _array(dtype, shape) -> np.ndarray:
     return (values % 2 if dtype == "bool" else values).astype(dtype)
 
 
-def _send(arrays):
+def _send(arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Through a message and back."""
     layout = codec.Layout([a.dtype for a in arrays], [a.shape for a in arrays])
     call = framing.read_request(framing.Frame(layout, function=3).pack(7, arrays))
@@ -62,7 +62,7 @@ def test_any_memory_layout(array):
 
 
 def test_bytes_are_little_endian_and_aligned():
-    arrays = [np.array([1, -2], np.int16), np.array([1.0], np.float64)]
+    arrays: list[np.ndarray] = [np.array([1, -2], np.int16), np.array([1.0], np.float64)]
     layout = codec.Layout([a.dtype for a in arrays], [a.shape for a in arrays])
     message = pb.CallRequest.FromString(framing.Frame(layout, function=1).pack(2**64 - 1, arrays))
     assert (message.call_id, message.function) == (2**64 - 1, 1)
@@ -73,7 +73,7 @@ def test_bytes_are_little_endian_and_aligned():
 
 
 def test_decoding_copies_nothing_and_is_aligned():
-    arrays = [np.zeros(3, np.uint8), np.zeros((5, 7), np.float64)]
+    arrays: list[np.ndarray] = [np.zeros(3, np.uint8), np.zeros((5, 7), np.float64)]
     layout = codec.Layout([a.dtype for a in arrays], [a.shape for a in arrays])
     message = framing.Frame(layout, function=0).pack(1, arrays)
     call = framing.read_request(message)

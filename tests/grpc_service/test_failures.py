@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from concurrent import futures
+from typing import Any
 
 import grpc
 import numpy as np
@@ -55,7 +56,7 @@ def start_process(stack):
         )
         stack.callback(process.wait)
         stack.callback(process.kill)
-        assert process.stdout.readline() == "ready\n"
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
         return process
 
     return start
@@ -254,7 +255,7 @@ def test_the_server_refuses_another_version(make_server, address, stack):
     ):
         with pytest.raises(grpc.RpcError) as caught:
             call(request, timeout=TIMEOUT)
-        assert text in caught.value.details()
+        assert text in str(caught.value.details())
 
 
 def test_a_server_that_restarted_between_handshake_and_stream(make_server, address, stack):
@@ -262,11 +263,11 @@ def test_a_server_that_restarted_between_handshake_and_stream(make_server, addre
     channel = grpc.insecure_channel(address)
     stack.callback(channel.close)
     open_stream = channel.stream_stream(protocol.CALL_METHOD, None, None)
-    stream = open_stream(iter(()), metadata=((protocol.SERVER_ID_KEY, "of another"),))
+    stream: Any = open_stream(iter(()), metadata=((protocol.SERVER_ID_KEY, "of another"),))
     with pytest.raises(grpc.RpcError) as caught:
         next(stream)
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-    assert "restarted" in caught.value.details()
+    assert "restarted" in str(caught.value.details())
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")

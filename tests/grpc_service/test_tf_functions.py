@@ -1,13 +1,14 @@
 """tf.functions: signatures, structured outputs, static shapes."""
 
 import collections
+from typing import Any
 
 import numpy as np
 import pytest
 
 from seed_rl.grpc_service import Client, Server, SignatureError, TensorSpec, to_spec
 
-tf = pytest.importorskip("tensorflow")
+tf: Any = pytest.importorskip("tensorflow")
 
 Output = collections.namedtuple("Output", "action extra")
 
@@ -24,7 +25,8 @@ def _recording(static_size=None):
     return double, sizes
 
 
-def _call_sizes(address, double, sizes, calls, **kwargs):
+def _call_sizes(address, double_and_sizes, calls, **kwargs):
+    double, sizes = double_and_sizes
     with Server(address, max_batch_wait=0.0) as server:
         server.bind(double, **kwargs)
         server.start()
@@ -36,18 +38,18 @@ def _call_sizes(address, double, sizes, calls, **kwargs):
 
 
 def test_a_static_size_is_always_full(address):
-    sizes, info = _call_sizes(address, *_recording(4), [1, 3, 4])
+    sizes, info = _call_sizes(address, _recording(4), [1, 3, 4])
     assert sizes == [4, 4, 4]
     assert info.max_batch_size == 4
 
 
 def test_an_open_size_is_padded_to_powers_of_two(address):
-    sizes, _ = _call_sizes(address, *_recording(), [1, 2, 3, 5, 9, 12], max_batch_size=12)
+    sizes, _ = _call_sizes(address, _recording(), [1, 2, 3, 5, 9, 12], max_batch_size=12)
     assert sizes == [1, 2, 4, 8, 12, 12]
 
 
 def test_an_open_size_is_padded_to_the_sizes_given(address):
-    sizes, info = _call_sizes(address, *_recording(), [1, 3, 4, 10], batch_sizes=[10, 3])
+    sizes, info = _call_sizes(address, _recording(), [1, 3, 4, 10], batch_sizes=[10, 3])
     assert sizes == [3, 3, 10, 10]
     assert info.max_batch_size == 10
 
