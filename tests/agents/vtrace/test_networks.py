@@ -135,7 +135,7 @@ def test_compiles_under_xla(network_and_inputs):
 
     state = network.initial_state(B)
     compiled = tf.function(train, jit_compile=True)(*inputs, state)
-    assert_close(compiled, tf.function(train)(*inputs, state), 1e-4)
+    assert_close(compiled, train(*inputs, state), 1e-4)
 
     step = at(inputs, 0)
     sampled, new_state = tf.function(network.__call__, jit_compile=True)(*step, state)
@@ -305,6 +305,17 @@ def test_previous_action_and_clipped_reward_are_seen_where_they_should(name):
     assert (np.abs(base - value((prev_actions + 1) % ACTIONS, 1.0)).max() > 1e-5) == sees
     assert (np.abs(base - value(prev_actions, -1.0)).max() > 1e-5) == sees
     np.testing.assert_array_equal(base, value(prev_actions, 7.0))
+
+
+def test_a_residual_block_adds_to_its_input():
+    block = networks.ResidualBlock(2, "glorot_uniform", "float32")
+    x = np.random.default_rng(0).normal(size=(1, 4, 5, 2)).astype(np.float32)
+    block.build(x.shape)
+    first, first_bias, second, second_bias = (v.value for v in block.trainable_variables)
+    first_bias.assign([0.3, -0.4])
+    hidden = tf.nn.conv2d(np.maximum(x, 0), first, 1, "SAME") + first_bias
+    expected = x + tf.nn.conv2d(np.maximum(hidden, 0), second, 1, "SAME") + second_bias
+    np.testing.assert_allclose(block(x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_bytes_are_scaled_to_one():
