@@ -204,7 +204,7 @@ watch_actor() {
   local i=$1 status=0 delay=${delays[$1]:-1}
   if [[ -n "${actors[$i]}" ]]; then
     is_running "${actors[$i]}" && return
-    wait "${actors[$i]}" 2>/dev/null || status=$?
+    wait "${actors[$i]}" || status=$?
     kill -KILL -- "-${actors[$i]}" 2>/dev/null || true # what it had started
     actors[i]=""
     start_again_at[i]=never
@@ -251,11 +251,11 @@ stop_learner() {
   if is_running "$learner"; then
     announce "Stopping: the learner saves a checkpoint …"
     kill -TERM "$learner" 2>/dev/null || true
-    await_end "$learner" 9 || announce "The learner did not stop within 9 s and is killed."
+    await_end "$learner" 9 || killed=yes
     kill -KILL -- "-$learner" 2>/dev/null || true
   fi
   status=0
-  wait "$learner" 2>/dev/null || status=$?
+  wait "$learner" || status=$?
 }
 
 # stop_actors SECONDS: asks them to end, waits for all of them together, and kills the rest.
@@ -270,6 +270,7 @@ stop_actors() {
     done
   done
   kill_all
+  wait || true
 }
 
 kill_all() {
@@ -288,7 +289,9 @@ clean_up() {
 }
 
 report() {
-  if [[ $status -eq 143 && -n "$stop_signal" ]]; then
+  if [[ -n "$killed" ]]; then
+    say "The learner did not stop within 9 s and was killed: there is no new checkpoint." >&2
+  elif [[ $status -eq 143 && -n "$stop_signal" ]]; then
     say "Stopped before the learner was up: there is no new checkpoint."
   elif [[ $status -ne 0 ]]; then
     {
@@ -315,7 +318,8 @@ main() {
   # shellcheck disable=SC2086 # no extra, no argument
   prepare_venv $extra
 
-  learner="" tensorboard_pid="" tensorboard_said="" stop_signal="" socket_directory="" status=0
+  learner="" tensorboard_pid="" tensorboard_said="" stop_signal="" killed="" socket_directory=""
+  status=0
   actors=() started_at=() start_again_at=() delays=()
   trap clean_up EXIT
   trap '' PIPE # a reader that goes away must not cost the checkpoint
@@ -339,9 +343,10 @@ main() {
   for ((i = 0; i < num_actors; i++)); do
     start_actor "$i"
   done
-  supervise
-  stop_learner
-  stop_actors 1
+  # bash reports on standard error, in its own words, whom a signal ended.
+  supervise 2>/dev/null
+  stop_learner 2>/dev/null
+  stop_actors 1 2>/dev/null
   report
   exit "$status"
 }

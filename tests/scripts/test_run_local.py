@@ -240,9 +240,11 @@ def test_a_learner_that_does_not_stop_is_killed(checkout):
     process = checkout.start("gym", "vtrace", 1, 1)
     checkout.wait_until_up("learner", "actor 0")
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGKILL
-    assert "did not stop" in out
+    assert err == (
+        "The learner did not stop within 9 s and was killed: there is no new checkpoint.\n"
+    )
     assert_nothing_is_left(checkout)
 
 
@@ -291,6 +293,19 @@ def test_an_actor_that_dies_is_started_again(checkout):
     assert "Actor 0 died with exit code 1 and starts again in 1 s" in out
     assert "RuntimeError: the emulator is on fire" in out
     assert "on fire" in (checkout.root / "here" / "actor_0.log").read_text()
+    assert_nothing_is_left(checkout)
+
+
+def test_an_actor_that_is_killed_is_started_again(checkout):
+    process = checkout.start("gym", "vtrace", 1, 1)
+    checkout.wait_until_up("learner", "actor 0")
+    (actor,) = [line for line in checkout.lines("pids") if line.startswith("actor")]
+    os.kill(int(actor.split()[-1]), signal.SIGKILL)
+    checkout.wait_until_up("actor 0", "actor 0")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=20)
+    assert "Actor 0 died with exit code 137" in out
+    assert err == ""  # bash does not report it a second time, in its own words
     assert_nothing_is_left(checkout)
 
 
