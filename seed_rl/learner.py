@@ -42,6 +42,7 @@ class Learner:
         num_envs: int,
         server_addresses: Sequence[str],
         logdir: str,
+        env_batch_size: int = 1,
         total_frames: int = 1_000_000,
         action_repeat: int = 1,
         inference_batch_size: int = 64,
@@ -58,9 +59,10 @@ class Learner:
         num_envs: environments of all actors together.
         server_addresses: 'unix:/path' or 'host:port', where actors connect.
         logdir: the run's directory.
+        env_batch_size: environments of one actor, which it sends in one call.
         total_frames: environment frames to train on.
         action_repeat: environment frames an agent step.
-        inference_batch_size: environments an inference step takes at most.
+        inference_batch_size: environments an inference step takes at most; one actor's at least.
         max_batch_wait: seconds after which an inference batch runs although it is not full.
         save_checkpoint_secs: seconds between checkpoints.
         log_secs: seconds between points in TensorBoard.
@@ -90,7 +92,7 @@ class Learner:
 
         self._statistics = EpisodeStatistics(num_envs, action_repeat)
         self._sink: UnrollSink = agent.make_unroll_sink()
-        batch_size = min(inference_batch_size, num_envs)
+        batch_size = min(max(inference_batch_size, env_batch_size), num_envs)
         self._inference = CentralInference(
             agent,
             [tf.function(agent.policy, jit_compile=jit_compile, autograph=False)],
@@ -174,6 +176,9 @@ class Learner:
     def _log(self, sink_metrics: dict[str, float], seconds: float) -> None:
         frames = self.frames
         self._summaries.episodes(self._statistics.take_finished(), frames)
+        recent_return = self._statistics.recent_mean_return()
+        if recent_return is not None:
+            self._summaries.scalars({"episode/return_last_100": recent_return}, frames)
         self._summaries.scalars(
             {
                 **self._interval.take(seconds),

@@ -123,6 +123,7 @@ def run_learner(stop: threading.Event) -> None:
         FLAGS.num_envs,
         FLAGS.server_address,
         logdir,
+        env_batch_size=FLAGS.env_batch_size,
         insecure=FLAGS.insecure,
     ).run(stop)
 

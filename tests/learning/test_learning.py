@@ -1,0 +1,42 @@
+"""The whole agent learns: small tasks, in one process, on fixed seeds.
+
+Thresholds lie between chance and what a right implementation reaches, so that a wrong sign in the
+loss, rewards and dones that are not shifted against actions, or a recurrent state that is lost turn
+them red.
+"""
+
+import pytest
+from in_process import InProcessTraining
+
+
+def recent_return_reaches(training: InProcessTraining, threshold: float) -> bool:
+    statistics = training.statistics
+
+    def reached() -> bool:
+        recent = statistics.recent_mean_return()
+        return statistics.num_episodes >= 100 and recent is not None and recent >= threshold
+
+    training.run(reached)
+    return reached()
+
+
+@pytest.mark.timeout(600)
+def test_cartpole_balances_for_longer_than_chance():
+    # Random play lasts about 22 steps.
+    training = InProcessTraining("gym_vtrace", ["Learner.total_frames=60_000"], 16, seed=1)
+    assert recent_return_reaches(training, 150.0)
+
+
+@pytest.mark.timeout(600)
+def test_an_lstm_remembers_the_cue():
+    training = InProcessTraining("memory_vtrace", ["Learner.total_frames=60_000"], 16, seed=1)
+    assert recent_return_reaches(training, 0.95)  # the optimum is 1
+
+
+@pytest.mark.timeout(600)
+def test_without_memory_the_cue_is_lost():
+    bindings = ["Learner.total_frames=30_000", "MLP.lstm_units=0"]
+    training = InProcessTraining("memory_vtrace", bindings, 16, seed=1)
+    # Chance is 0.5; the mean of 100 episodes is above 0.75 once in millions of times.
+    assert not recent_return_reaches(training, 0.8)
+    assert 0.25 <= training.statistics.recent_mean_return() <= 0.75
