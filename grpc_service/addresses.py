@@ -110,7 +110,7 @@ def private_socket(path: str) -> Iterator[None]:
             yield
         finally:
             os.umask(umask)
-        os.chmod(path, 0o600)
+        os.chmod(path, 0o600)  # where a default ACL of the directory overrides the umask
     finally:
         os.close(lock)
 

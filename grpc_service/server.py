@@ -425,7 +425,6 @@ class _Transport:
         self._handshake = handshake
         self._services = services
         self._max_calls_in_flight = max_calls_in_flight
-        self._streams: set[_Stream] = set()
         self._stopping = asyncio.Event()
         self.server = grpc.aio.server(
             options=[
@@ -443,10 +442,8 @@ class _Transport:
         )
 
     async def stop(self, grace: float) -> None:
-        """Cancels waiting calls, ends the streams, and closes the listening sockets."""
+        """Closes the listening sockets; each stream cancels what waits on it, and ends."""
         self._stopping.set()
-        for stream in self._streams:
-            stream.cancel_all()
         await self.server.stop(grace)
 
     async def _on_handshake(self, data: bytes, context: Any) -> bytes:
@@ -474,38 +471,40 @@ class _Transport:
         limit = metadata.get(protocol.MAX_MESSAGE_BYTES_KEY, "")
         max_bytes = int(limit) if limit.isdecimal() else self._handshake.max_message_bytes
         stream = _Stream(context, self._max_calls_in_flight, max_bytes)
-        self._streams.add(stream)
         tasks = [
             asyncio.ensure_future(stream.write_answers()),
-            asyncio.ensure_future(self._read_calls(stream, context)),
+            asyncio.ensure_future(self._take_calls(stream, context)),
             asyncio.ensure_future(self._stopping.wait()),
         ]
-        _, reading, stopping = tasks
+        writing, taking, stopping = tasks
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if stopping.done():
+                taking.cancel()
                 stream.cancel_all()
-                reading.cancel()
-                await stream.wait_for_all()
+                tasks.append(asyncio.ensure_future(stream.wait_for_all()))
+                await asyncio.wait((writing, tasks[-1]), return_when=asyncio.FIRST_COMPLETED)
                 await context.abort(grpc.StatusCode.UNAVAILABLE, _GOING_DOWN)
-            if reading.done() and (error := reading.result()) is not None:
+            if taking.done() and (error := taking.result()) is not None:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            await stream.wait_for_all()
         finally:
-            self._streams.discard(stream)
             stream.forget_all()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read_calls(self, stream: _Stream, context: Any) -> errors.ProtocolError | None:
-        """Accepts calls until the client has no more; returns what makes the stream useless."""
+    async def _take_calls(self, stream: _Stream, context: Any) -> errors.ProtocolError | None:
+        """Until the client has no more calls and all are answered, or the stream is useless.
+
+        Returns what makes it so.
+        """
         while (data := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined,unused-ignore]
             try:
                 self._accept(stream, data)
             except errors.ProtocolError as error:
                 return error
             await stream.wait_for_room()
+        await stream.wait_for_all()
         return None
 
     def _accept(self, stream: _Stream, data: bytes) -> None:

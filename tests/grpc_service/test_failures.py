@@ -22,6 +22,8 @@ from seed_rl.grpc_service import (
     Server,
     TensorSpec,
     UnavailableError,
+    codec,
+    framing,
     protocol,
 )
 from seed_rl.grpc_service import service_pb2 as pb
@@ -111,6 +113,26 @@ def test_shutdown_cancels_waiting_calls_at_once(make_server, connect, pool, gate
     assert len(gate.batches) == 1
     with pytest.raises(UnavailableError, match="shutting down"):
         clients[0].running(1.0)
+
+
+def test_shutdown_cancels_calls_of_a_client_that_sends_no_more(
+    make_server, address, stack, pool, gate
+):
+    server = make_server()
+    server.bind(gate, name="f", input_signature=(SCALAR,), output_signature=SCALAR)
+    server.start()
+    channel = grpc.insecure_channel(address)
+    stack.callback(channel.close)
+    layout = codec.Layout([np.dtype(np.float32)], [()])
+    request = framing.Frame(layout, function=0).pack(7, [np.float32(1)])
+    stream: Any = channel.stream_stream(protocol.CALL_METHOD, None, None)(iter([request]))
+    gate.wait_entered()
+    stopping = pool.submit(server.shutdown, TIMEOUT)
+    answer = framing.read_response(next(stream))
+    assert (answer.call_id, answer.error and answer.error.kind) == (7, pb.Error.CANCELLED)
+    assert not stopping.done()
+    gate.release()
+    stopping.result(TIMEOUT)
 
 
 def test_shutdown_removes_sockets_and_can_be_repeated(directory, connect):

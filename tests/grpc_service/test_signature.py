@@ -9,6 +9,7 @@ from seed_rl.grpc_service.signature import Signature, fits, to_array
 
 Pair = collections.namedtuple("Pair", "left right")
 OtherPair = collections.namedtuple("OtherPair", "left right")
+Swapped = collections.namedtuple("Swapped", "right left")
 INT = TensorSpec((), np.int32)
 
 
@@ -53,6 +54,10 @@ def test_a_named_tuple_with_the_same_fields_fits():
     [
         ((1, Pair(2, 3)), r"it\[0\]: expected \{'a': int32\[\]\}, got the int 1"),
         (({"a": 1}, (2, 3)), r"it\[1\]: expected Pair\(.*\), got \(the int 2, the int 3\)"),
+        (
+            ({"a": 1}, Swapped(2, 3)),
+            r"it\[1\]: expected Pair\(left.*\), got Swapped\(right=the int 2",
+        ),
         (({"b": 1}, Pair(2, 3)), r"it\[0\]: expected \{'a'.*\}, got \{'b': the int 1\}"),
         (({"a": [1]}, Pair(2, 3)), r"it\[0\]\['a'\]: expected int32\[\], got \[the int 1\]"),
         (({"a": 1}, Pair(2, None)), r"it\[1\].right: expected int32\[\], got None"),
