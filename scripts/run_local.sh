@@ -290,7 +290,7 @@ clean_up() {
 
 report() {
   if [[ -n "$killed" ]]; then
-    say "The learner did not stop within 9 s and was killed: there is no new checkpoint." >&2
+    say "The learner did not stop within 9 s and was killed: the newest checkpoint may be older." >&2
   elif [[ $status -eq 143 && -n "$stop_signal" ]]; then
     say "Stopped before the learner was up: there is no new checkpoint."
   elif [[ $status -ne 0 ]]; then
