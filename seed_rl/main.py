@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import Any
 
 from absl import app, flags, logging
@@ -44,6 +45,8 @@ flags.DEFINE_bool("insecure", False, "Allow addresses beyond this machine withou
 
 # What is the user's to mend: told in one line, without a traceback.
 _EXIT_WRONG_INPUT = 2
+
+_SAME_SIGNAL_SECONDS = 1.0
 
 
 class UsageError(ValueError):
@@ -184,14 +187,22 @@ def _required_logdir() -> str:
 
 
 def _stop_on_signals() -> threading.Event:
-    """Returns an event that SIGINT and SIGTERM set; a second signal ends the process at once."""
+    """Returns an event that SIGINT and SIGTERM set; a later signal ends the process at once.
+
+    A launcher may pass on a Ctrl-C that the terminal has sent to every process already: what comes
+    right after the first signal is taken for the same one.
+    """
     stop = threading.Event()
+    stopped_at = 0.0
 
     def handle(number: int, frame: Any) -> None:
+        nonlocal stopped_at
         del frame
-        if stop.is_set():
+        if not stop.is_set():
+            stopped_at = time.monotonic()
+            stop.set()
+        elif time.monotonic() - stopped_at > _SAME_SIGNAL_SECONDS:
             os._exit(128 + number)
-        stop.set()
 
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGTERM, handle)
