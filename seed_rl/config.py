@@ -11,6 +11,7 @@ hundreds of them run, and each would pay seconds and hundreds of megabytes for i
 
 import importlib
 import importlib.resources
+import logging
 import pathlib
 import tokenize
 from collections.abc import Callable, Sequence
@@ -163,12 +164,21 @@ def _agent_configurables(agent: str) -> Sequence[str] | None:
 def _parse(files: Sequence[str], bindings: Sequence[str], skip_unknown: bool | list[str]) -> None:
     gin.clear_config()
     gin.add_config_file_search_path(str(importlib.resources.files("seed_rl.configs")))
+    root_logger = logging.getLogger()
+    root_logger.addFilter(_is_no_lookup)
     try:
         gin.parse_config_files_and_bindings(
             list(files), list(bindings), skip_unknown=skip_unknown, finalize_config=False
         )
     except _GIN_ERRORS as error:
         raise _unreadable(error, bindings) from error
+    finally:
+        root_logger.removeFilter(_is_no_lookup)
+
+
+def _is_no_lookup(record: logging.LogRecord) -> bool:
+    """Keeps quiet that gin looked for an included file elsewhere before it found it."""
+    return not record.getMessage().startswith("Path not found")
 
 
 def _check_references() -> None:
