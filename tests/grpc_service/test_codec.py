@@ -5,7 +5,7 @@ import struct
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seed_rl.grpc_service import ProtocolError, SignatureError, TensorSpec, codec, framing
@@ -109,6 +109,7 @@ def test_responses_carry_tensors_or_an_error():
     assert call.call_id == 6 and call.error.message == "no"
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_garbage_is_a_protocol_error_or_nothing(garbage):
     for read in (framing.read_request, framing.read_response, codec.Layout.parse):
@@ -116,6 +117,7 @@ def test_garbage_is_a_protocol_error_or_nothing(garbage):
             read(garbage)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_damaged_message_is_a_protocol_error_or_nothing(data):
     array = np.arange(6, dtype=np.int16).reshape(2, 3)
