@@ -163,7 +163,9 @@ class BatchQueue(_Queue):
         call_later: Callable[..., Any],
     ):
         super().__init__(max_rows)
-        self._layout = [((max_rows, *spec.shape[1:]), spec.dtype) for spec in specs]
+        self._layout: list[tuple[Any, Any]] = [
+            ((max_rows, *spec.shape[1:]), spec.dtype) for spec in specs
+        ]
         self._max_wait_seconds = max_wait
         self._call_later = call_later
         self._timer: Any = None  # of the open batch

@@ -1,5 +1,7 @@
 """What client and server agree on besides the messages of service.proto."""
 
+from typing import Any
+
 from seed_rl.grpc_service import errors
 from seed_rl.grpc_service import service_pb2 as pb
 
@@ -25,7 +27,7 @@ _ERROR_OF_KIND: dict[int, type[errors.RpcError]] = {
     pb.Error.CANCELLED: errors.CancelledError,
     pb.Error.MESSAGE_TOO_LARGE: errors.MessageTooLargeError,
 }
-_KIND_OF_ERROR = {error: kind for kind, error in _ERROR_OF_KIND.items()}
+_KIND_OF_ERROR: dict[type[BaseException], Any] = {error: kind for kind, error in _ERROR_OF_KIND.items()}
 
 
 def error_to_proto(error: BaseException) -> pb.Error:

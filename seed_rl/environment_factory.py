@@ -72,7 +72,8 @@ def missing_package(error: ModuleNotFoundError, who: str) -> ModuleNotFoundError
     package = named.partition(".")[0]
     if not package:
         return ModuleNotFoundError(f"{who} needs a package that is not installed: {error}")
-    what = f"'seed-rl[{EXTRAS[package]}]'" if package in EXTRAS else package
+    extra = EXTRAS.get(package)
+    what = f"-e '.[{extra}]' in the folder of seed_rl's setup.py" if extra else package
     return ModuleNotFoundError(
         f"{who} needs the package {package!r}, which is not installed: pip install {what}",
         name=named,

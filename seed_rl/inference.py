@@ -271,7 +271,7 @@ class CentralInference:
     def _timestep_specs(self, observation_specs, action_specs) -> Timestep:
         """Finds out what the policy puts out by calling it once on zeros."""
 
-        def zeros(spec: TensorSpec) -> np.ndarray:
+        def zeros(spec: Any) -> np.ndarray:
             return np.zeros((self._batch_sizes[0], *spec.shape[1:]), spec.dtype)
 
         specs = map_nest(zeros, inference_input_specs(observation_specs))

@@ -144,8 +144,10 @@ class Learner:
             if not stop.is_set():
                 self._say_farewell()
         finally:
-            reporter.close()
-            self._close()
+            try:
+                reporter.close()
+            finally:
+                self._close()
         if not stop.is_set():
             export_policy(self._agent, self._observation_specs, self._action_specs, self._logdir)
 

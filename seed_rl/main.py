@@ -4,12 +4,13 @@ Flags are read here and nowhere else. They say where a process runs and which pa
 learnt, and how, is said by gin.
 """
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
@@ -69,7 +70,7 @@ def _user_errors() -> tuple[type[BaseException], ...]:
     )
 
 
-def run_actor(stop: threading.Event) -> None:
+def run_actor(signals: "StopSignals") -> None:
     """Steps environments until the learner has finished."""
     from seed_rl import config
     from seed_rl.environment import make_environment_batch
@@ -87,7 +88,9 @@ def run_actor(stop: threading.Event) -> None:
     environments = make_environment_batch(experiment.environment, env_ids, FLAGS.seed)
     try:
         address = FLAGS.server_address[FLAGS.task % len(FLAGS.server_address)]
-        Actor(environments, first, address, insecure=FLAGS.insecure).run(stop.is_set)
+        actor = Actor(environments, first, address, insecure=FLAGS.insecure)
+        signals.there_is_something_to_end()
+        actor.run(signals.stop.is_set)
     finally:
         environments.close()
 
@@ -110,7 +113,7 @@ def _make_agent(environment: str, agent: str) -> tuple[Any, Any, Any]:
     return factory(*spaces), agent_observation_specs(spaces[0]), agent_action_specs(spaces[1])
 
 
-def run_learner(stop: threading.Event) -> None:
+def run_learner(signals: "StopSignals") -> None:
     """Serves inference and trains."""
     from seed_rl import config
 
@@ -119,7 +122,7 @@ def run_learner(stop: threading.Event) -> None:
 
     logdir = make_logdir(_required_logdir())
     agent, observation_specs, action_specs = _make_agent(experiment.environment, experiment.agent)
-    Learner(
+    learner = Learner(
         agent,
         observation_specs,
         action_specs,
@@ -128,7 +131,9 @@ def run_learner(stop: threading.Event) -> None:
         logdir,
         env_batch_size=FLAGS.env_batch_size,
         insecure=FLAGS.insecure,
-    ).run(stop)
+    )
+    signals.there_is_something_to_end()
+    learner.run(signals.stop)
 
 
 def _restored_agent() -> tuple[Any, Any, Any, Any]:
@@ -146,9 +151,9 @@ def _restored_agent() -> tuple[Any, Any, Any, Any]:
     return experiment, *made
 
 
-def run_eval(stop: threading.Event) -> None:
+def run_eval(signals: "StopSignals") -> None:
     """Plays episodes with the newest checkpoint and prints how it did."""
-    del stop  # the default action of a signal, to end at once, is right here
+    del signals  # the default action of a signal, to end at once, is right here
     experiment, agent, _, _ = _restored_agent()
     from seed_rl.environment import make_environment_batch
     from seed_rl.evaluation import evaluate
@@ -171,9 +176,9 @@ def run_eval(stop: threading.Event) -> None:
     print(result.report())
 
 
-def run_export(stop: threading.Event) -> None:
+def run_export(signals: "StopSignals") -> None:
     """Writes the newest checkpoint's policy as a SavedModel."""
-    del stop
+    del signals
     _, agent, observation_specs, action_specs = _restored_agent()
     from seed_rl.export import export_policy
 
@@ -186,27 +191,44 @@ def _required_logdir() -> str:
     return FLAGS.logdir
 
 
-def _stop_on_signals() -> threading.Event:
-    """Returns an event that SIGINT and SIGTERM set; a later signal ends the process at once.
+class StopSignals:
+    """Sets the event `stop` when SIGINT or SIGTERM comes; a later signal ends the process at once.
 
     A launcher may pass on a Ctrl-C that the terminal has sent to every process already: what comes
     right after the first signal is taken for the same one.
     """
-    stop = threading.Event()
-    stopped_at = 0.0
 
-    def handle(number: int, frame: Any) -> None:
-        nonlocal stopped_at
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._stopped_at = 0.0
+        self._something_to_end = False
+
+    def install(self) -> None:
+        """Takes the signals over."""
+        signal.signal(signal.SIGINT, self._handle)
+        signal.signal(signal.SIGTERM, self._handle)
+
+    def there_is_something_to_end(self) -> None:
+        """Says that from now on `stop` is looked at; before, a signal ends the process at once."""
+        self._something_to_end = True
+
+    def _handle(self, number: int, frame: Any) -> None:
         del frame
-        if not stop.is_set():
-            stopped_at = time.monotonic()
-            stop.set()
-        elif time.monotonic() - stopped_at > _SAME_SIGNAL_SECONDS:
-            os._exit(128 + number)
+        if not self._something_to_end:
+            leave(0)
+        if not self.stop.is_set():
+            self._stopped_at = time.monotonic()
+            self.stop.set()
+        elif time.monotonic() - self._stopped_at > _SAME_SIGNAL_SECONDS:
+            leave(128 + number)
 
-    signal.signal(signal.SIGINT, handle)
-    signal.signal(signal.SIGTERM, handle)
-    return stop
+
+def leave(code: int) -> NoReturn:
+    """Ends the process without waiting for TensorFlow to take itself apart, which takes seconds."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def main(argv: list[str]) -> int:
@@ -218,11 +240,12 @@ def main(argv: list[str]) -> int:
         print("error: --run_mode is needed: learner, actor, eval or export", file=sys.stderr)
         return _EXIT_WRONG_INPUT
     logging.set_verbosity(max(FLAGS.verbosity, logging.INFO))
-    serving = FLAGS.run_mode in ("learner", "actor")
-    stop = _stop_on_signals() if serving else threading.Event()
+    signals = StopSignals()
+    if FLAGS.run_mode in ("learner", "actor"):
+        signals.install()
     parts = {"learner": run_learner, "actor": run_actor, "eval": run_eval, "export": run_export}
     try:
-        parts[FLAGS.run_mode](stop)
+        parts[FLAGS.run_mode](signals)
     except _user_errors() as error:
         print(f"error: {error}", file=sys.stderr)
         return _EXIT_WRONG_INPUT
@@ -230,8 +253,8 @@ def main(argv: list[str]) -> int:
 
 
 def run() -> None:
-    """Parses the flags and runs `main`."""
-    app.run(main)
+    """Parses the flags, runs `main` and ends the process."""
+    app.run(lambda argv: leave(main(argv)))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seed_rl.grpc_service import Client, RpcError, TensorSpec
+from seed_rl.grpc_service import Client, RpcError
 from seed_rl.nests import map_nest
 from seed_rl.structures import EnvOutput
 
@@ -28,7 +28,7 @@ def constant_env_outputs(num_rows: int, observation_specs: Any, seed: int = 0) -
     """Returns an EnvOutput of leaves [num_rows, …] with random observations; no episode ends."""
     rng = np.random.default_rng(seed)
 
-    def observation(spec: TensorSpec) -> np.ndarray:
+    def observation(spec: Any) -> np.ndarray:
         shape = (num_rows, *spec.shape)
         if spec.dtype.kind in "iu":
             return rng.integers(0, 256, shape).astype(spec.dtype)
