@@ -27,7 +27,9 @@ _ERROR_OF_KIND: dict[int, type[errors.RpcError]] = {
     pb.Error.CANCELLED: errors.CancelledError,
     pb.Error.MESSAGE_TOO_LARGE: errors.MessageTooLargeError,
 }
-_KIND_OF_ERROR: dict[type[BaseException], Any] = {error: kind for kind, error in _ERROR_OF_KIND.items()}
+_KIND_OF_ERROR: dict[type[BaseException], Any] = {
+    error: kind for kind, error in _ERROR_OF_KIND.items()
+}
 
 
 def error_to_proto(error: BaseException) -> pb.Error:
