@@ -29,6 +29,7 @@ class Scripted(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1000, 1000, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(100)
     truncate_at = None  # env_index, step
+    terminate_at = None  # env_index, step
     fail_at = None  # env_index, step, once
 
     def __init__(self, env_index, log):
@@ -45,7 +46,8 @@ class Scripted(gymnasium.Env):
             self.log.append("failed")
             raise RuntimeError("torn")
         truncated = self.truncate_at == (self.env_index, self.steps)
-        return self._observation(), float(self.steps), False, truncated, {"raw_reward": 7.0}
+        terminated = self.terminate_at == (self.env_index, self.steps)
+        return self._observation(), float(self.steps), terminated, truncated, {"raw_reward": 7.0}
 
     def _observation(self):
         return np.array([self.env_index, self.steps], np.float32)
@@ -145,6 +147,38 @@ def test_a_truncated_episode_shows_its_final_observation_first(address, make_act
         (6, 2, 41),
     ]
     assert [entry for entry in log if entry[0] == 5][:3] == [(5, 1, 0), (5, 2, 10), (5, 3, 30)]
+
+
+def test_rows_of_some_environments_leave_the_answers_of_the_others_as_they_were(address):
+    """A vector environment that spends a step on its reset: nothing is told of it before."""
+    log = []
+    env_class = type("Env", (Scripted,), {"terminate_at": (6, 2)})
+
+    def make(env_indices):
+        return gymnasium.vector.SyncVectorEnv(
+            [lambda index=index: env_class(index, log) for index in env_indices]
+        )
+
+    environments = make_environment_batch(make, [5, 6], 0)
+    learner = Learner(address, 5, TrainingFinished("enough"))
+    with learner.server:
+        learner.server.start()
+        Actor(environments, 5, address).run()
+    environments.close()
+    assert learner.column(0) == [[5, 6], [5, 6], [5], [5, 6], [5, 6]]
+    assert learner.column(3)[3] == [False, True]
+    assert [entry for entry in log if entry[0] == 5][:4] == [
+        (5, 1, 0),
+        (5, 2, 10),
+        (5, 3, 20),
+        (5, 4, 30),
+    ]
+    assert [entry for entry in log if entry[0] == 6] == [
+        (6, 1, 1),
+        (6, 2, 11),
+        (6, 1, 31),
+        (6, 2, 41),
+    ]
 
 
 def test_an_environment_that_failed_goes_on_under_a_new_run_id_alone(address, make_actor):

@@ -180,7 +180,12 @@ print(json.dumps([answers, heavy]))
 
 def load_as_actor(cases, path=""):
     """Loads configurations, (files, bindings) each, as an actor: (messages, heavy modules)."""
-    environment = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([path, *inherited]),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
     done = subprocess.run(
         [sys.executable, "-c", SIDE],
         input=json.dumps(cases),
