@@ -64,6 +64,7 @@ setup(
     ],
     extras_require={
         "atari": ["ale-py>=0.11", "opencv-python-headless>=4.8"],
+        "mujoco": ["gymnasium[mujoco]>=1.1"],
         # The releases whose step returns four values and that work beside a current numpy.
         "gym": ["gym>=0.22,<0.25"],
         "dev": [
