@@ -19,7 +19,8 @@ from gymnasium.vector import VectorEnv
 from seed_rl.old_gym import OldGymEnvironment, looks_like_old_gym
 from seed_rl.user_error import UserError
 
-EXTRAS = {"ale_py": "atari", "cv2": "atari", "gym": "gym", "mujoco": "mujoco"}  # module → extra of this package
+# Module → the extra of this package that brings it.
+EXTRAS = {"ale_py": "atari", "cv2": "atari", "gym": "gym", "mujoco": "mujoco"}
 
 
 def load_factory(factory: str | Callable) -> Callable:
