@@ -11,6 +11,7 @@ import pathlib
 
 import matplotlib
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -25,7 +26,7 @@ def read_curve(logdir: str, tag: str) -> list[tuple[int, float, float]]:
         raise SystemExit(f"error: {logdir} has no {tag!r}; it has: {', '.join(sorted(known))}")
     events = sorted(accumulator.Tensors(tag), key=lambda event: event.step)
     start = events[0].wall_time
-    return [(e.step, e.wall_time - start, float(e.tensor_proto.float_val[0])) for e in events]
+    return [(e.step, e.wall_time - start, float(make_ndarray(e.tensor_proto))) for e in events]
 
 
 def write_csv(path: str, curves: dict[str, list[tuple[int, float, float]]], tag: str) -> None:
