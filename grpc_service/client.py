@@ -351,9 +351,15 @@ class _Connection:
             if self._failure is not None:
                 raise _copy(self._failure)
             self._pending[call_id] = pending
+            # Before the request is on its way: then the threads of gRPC want the interpreter.
+            reads = not self._is_read
+            self._is_read = True
         self._requests.put(request)
         try:
-            self._wait(pending, timeout)
+            if reads:
+                self._read_until(pending)
+            else:
+                self._wait(pending, timeout)
         finally:
             with self._condition:
                 self._pending.pop(call_id, None)
@@ -379,6 +385,10 @@ class _Connection:
             if pending.done:
                 return
             self._is_read = True
+        self._read_until(pending)
+
+    def _read_until(self, pending: _PendingCall) -> None:
+        """Reads answers, everybody's, until that of `pending` has come."""
         try:
             while not pending.done:
                 self._read_one()
