@@ -346,17 +346,32 @@ def residual_torso(
 
 
 def nature_torso(dtype: str = "float32") -> ConvolutionalTorso:
-    """The torso of the DQN of Mnih et al. 2015: three convolutions and a dense layer of 512."""
+    """The torso of the DQN of Mnih et al. 2015: three convolutions and a dense layer of 512.
+
+    Weights start orthogonal with a gain of sqrt(2), which keeps the size of what tells two frames
+    apart from layer to layer. Keras's own initialisation shrinks it, until most of the features
+    die before anything is learned (seen on Pong).
+    """
+
+    def initializer() -> keras.initializers.Initializer:
+        return keras.initializers.Orthogonal(math.sqrt(2))
 
     def convolution(filters: int, size: int, stride: int) -> keras.layers.Layer:
-        return keras.layers.Conv2D(filters, size, stride, activation="relu", dtype=dtype)
+        return keras.layers.Conv2D(
+            filters,
+            size,
+            stride,
+            activation="relu",
+            kernel_initializer=initializer(),
+            dtype=dtype,
+        )
 
     layers = [
         convolution(32, 8, 4),
         convolution(64, 4, 2),
         convolution(64, 3, 1),
         keras.layers.Flatten(dtype=dtype),
-        keras.layers.Dense(512, "relu", dtype=dtype),
+        keras.layers.Dense(512, "relu", kernel_initializer=initializer(), dtype=dtype),
     ]
     return ConvolutionalTorso(layers, min_size=36, dtype=dtype)
 
@@ -418,6 +433,7 @@ class ImpalaShallow(ActorCritic):
             nature_torso(dtype),
             lstm_units,
             use_prev_action_and_reward,
+            head_gains=(0.01, 1.0),  # the first policy is nearly uniform
             dtype=dtype,
             name=name,
         )
