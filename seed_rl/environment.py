@@ -47,7 +47,10 @@ logger = logging.getLogger(__name__)
 
 
 class EnvironmentFailedError(RuntimeError):
-    """An environment raised too many times in a row; the last exception is the cause."""
+    """An environment failed too many times in a row; the last exception is the cause.
+
+    It fails when it raises, and when it gives a reward or an observation that is not finite.
+    """
 
 
 class Rows(NamedTuple):
@@ -221,13 +224,19 @@ class SingleEnvironments(EnvironmentBatch):
         for i, action in enumerate(self._translate.split(translated, self.num_envs)):
             try:
                 observation, reward, terminated, truncated, info = self._envs[i].step(action)
+                rewards[i] = reward
+                raw_rewards[i] = info.get("raw_reward", reward)
+                # Nobody is shown the observation in which an episode ends by itself.
+                values = [] if terminated else self._layout.leaves(observation)
+                _check_finite([rewards[i], raw_rewards[i], *values])
+            except ObservationError:  # which no fresh start would mend
+                raise
             except Exception as error:
+                rewards[i] = raw_rewards[i] = 0.0
                 done[i] = abandoned[i] = self._torn[i] = True
                 self._restart(i, error, leaves)
                 continue
             self._failures[i] = 0
-            rewards[i] = reward
-            raw_rewards[i] = info.get("raw_reward", reward)
             if terminated:
                 done[i] = True
                 self._begin_episode(i, leaves)
@@ -235,10 +244,10 @@ class SingleEnvironments(EnvironmentBatch):
                 done[i] = abandoned[i] = True
                 cut.append(i)
                 # Copied now: an environment may reuse its observation in the coming reset.
-                final.append([leaf.copy() for leaf in self._layout.leaves(observation)])
+                final.append([value.copy() for value in values])
                 self._begin_episode(i, leaves)
             else:
-                self._write(i, observation, leaves)
+                _put(leaves, i, values)
         return self._rows(rewards, raw_rewards, done, abandoned, leaves, cut, final)
 
     def _rows(
@@ -265,18 +274,20 @@ class SingleEnvironments(EnvironmentBatch):
         return rows
 
     def _write(self, i: int, observation: Any, leaves: list[np.ndarray]) -> None:
-        for leaf, value in zip(leaves, self._layout.leaves(observation), strict=True):
-            leaf[i] = value
+        values = self._layout.leaves(observation)
+        _check_finite(values)
+        _put(leaves, i, values)
 
     def _begin_episode(self, i: int, leaves: list[np.ndarray]) -> None:
         """Resets environment i and writes its first observation."""
         seed, self._seeds[i] = self._seeds[i], None
         try:
             observation, _ = self._envs[i].reset(seed=seed)
+            self._write(i, observation, leaves)
+        except ObservationError:
+            raise
         except Exception as error:
             self._restart(i, error, leaves)
-            return
-        self._write(i, observation, leaves)
 
     def _restart(self, i: int, error: Exception, leaves: list[np.ndarray]) -> None:
         """Makes environment i anew until it starts, and writes its first observation."""
@@ -288,10 +299,12 @@ class SingleEnvironments(EnvironmentBatch):
             try:
                 self._envs[i] = make_single(self._factory, env_index)
                 observation, _ = self._envs[i].reset()
+                self._write(i, observation, leaves)
+            except ObservationError:
+                raise
             except Exception as again:
                 error = again
                 continue
-            self._write(i, observation, leaves)
             return
 
     def render(self) -> Any:
@@ -336,11 +349,13 @@ class VectorEnvironments(EnvironmentBatch):
     def reset(self) -> Rows:
         seeds, self._seeds = self._seeds, None
         try:
-            observation = _seeded_reset(self._env, seeds)
+            leaves = self._checked(_seeded_reset(self._env, seeds))
+        except ObservationError:
+            raise
         except Exception as error:
-            observation = self._restart(error)
+            leaves = self._restart(error)
         self._resetting = np.zeros(self.num_envs, bool)
-        return self._first_rows(self._layout.leaves(observation, (self.num_envs,)))
+        return self._first_rows(leaves)
 
     def step(self, actions: Any) -> list[Rows]:
         translated = self._translate(actions, self.num_envs)
@@ -352,16 +367,19 @@ class VectorEnvironments(EnvironmentBatch):
     def _step(self, actions: Any) -> list[Rows]:
         try:
             observation, rewards, terminations, truncations, infos = self._env.step(actions)
+            step = _VectorStep(
+                self._layout.leaves(observation, (self.num_envs,)),
+                np.array(rewards, np.float32),
+                _raw_rewards(rewards, infos),
+                np.asarray(terminations, bool),
+                np.asarray(truncations, bool),
+            )
+            self._check_step(step)
+        except ObservationError:  # which no fresh start would mend
+            raise
         except Exception as error:
             return [self._torn_rows(error)]
         self._failures = 0
-        step = _VectorStep(
-            self._layout.leaves(observation, (self.num_envs,)),
-            np.array(rewards, np.float32),
-            _raw_rewards(rewards, infos),
-            np.asarray(terminations, bool),
-            np.asarray(truncations, bool),
-        )
         if self._mode == AutoresetMode.NEXT_STEP:
             return self._next_step_rows(step)
         self._episode_steps += 1
@@ -408,12 +426,13 @@ class VectorEnvironments(EnvironmentBatch):
         leaves = [leaf.copy() for leaf in step.leaves]
         try:
             observation, _ = self._env.reset(options={"reset_mask": ended.copy()})
+            first = self._checked(observation)
+        except ObservationError:
+            raise
         except Exception as error:
-            first = self._layout.leaves(self._restart(error), (self.num_envs,))
-            rows = self._ended_rows(step, first, final_leaves)
+            rows = self._ended_rows(step, self._restart(error), final_leaves)
             self._tear(rows[-1], ~ended)
             return rows
-        first = self._layout.leaves(observation, (self.num_envs,))
         for leaf, value in zip(leaves, first, strict=True):
             leaf[ended] = value[ended]
         return self._ended_rows(step, leaves, final_leaves)
@@ -468,7 +487,7 @@ class VectorEnvironments(EnvironmentBatch):
 
     def _torn_rows(self, error: Exception) -> Rows:
         """Starts all environments anew; every episode is abandoned that had not ended before."""
-        leaves = self._layout.leaves(self._restart(error), (self.num_envs,))
+        leaves = self._restart(error)
         finished = self._resetting & ~self._held.abandoned
         rewards = np.where(finished, self._held.rewards, np.float32(0))
         raw_rewards = np.where(finished, self._held.raw_rewards, np.float32(0))
@@ -478,8 +497,21 @@ class VectorEnvironments(EnvironmentBatch):
         done = np.ones(self.num_envs, bool)
         return self._all_rows(rewards, raw_rewards, done, ~finished, leaves)
 
-    def _restart(self, error: Exception) -> Any:
-        """Makes the VectorEnv anew until it starts; returns its first observations."""
+    def _check_step(self, step: _VectorStep) -> None:
+        """Raises NotFiniteError; passes over final observations, which nobody is shown."""
+        shown = np.ones(self.num_envs, bool)
+        if self._mode != AutoresetMode.SAME_STEP:
+            shown = ~step.terminations
+        floats = [leaf for leaf in step.leaves if leaf.dtype.kind == "f"]
+        _check_finite([step.rewards, step.raw_rewards, *(leaf[shown] for leaf in floats)])
+
+    def _checked(self, observation: Any) -> list[np.ndarray]:
+        leaves = self._layout.leaves(observation, (self.num_envs,))
+        _check_finite(leaves)
+        return leaves
+
+    def _restart(self, error: Exception) -> list[np.ndarray]:
+        """Makes the VectorEnv anew until it starts; returns the leaves of its observations."""
         who = f"The VectorEnv of environments {self.env_indices[0]} … {self.env_indices[-1]}"
         while True:
             self._failures += 1
@@ -489,7 +521,9 @@ class VectorEnvironments(EnvironmentBatch):
                 env = make_environments(self._factory, self.env_indices)
                 assert isinstance(env, VectorEnv)
                 self._env = env
-                return _seeded_reset(self._env, None)
+                return self._checked(_seeded_reset(self._env, None))
+            except ObservationError:
+                raise
             except Exception as again:
                 error = again
 
@@ -573,6 +607,25 @@ def _final_leaves(layout: ObservationLayout, step: _VectorStep, infos: dict) -> 
         each = [layout.leaves(final[i]) for i in indices]
         return [np.stack(column) for column in zip(*each, strict=True)]
     return [leaf[indices] for leaf in layout.leaves(final, step.terminations.shape)]
+
+
+class NotFiniteError(ValueError):
+    """An environment gave a number that no network can learn from."""
+
+
+def _check_finite(values: Sequence[Any]) -> None:
+    """Raises NotFiniteError for NaN or infinity: one would spoil every parameter of the network."""
+    for value in values:
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise NotFiniteError(
+                "the reward or the observation is not finite (NaN, infinite, or too large for "
+                "32 bits)"
+            )
+
+
+def _put(leaves: list[np.ndarray], i: int, values: list[np.ndarray]) -> None:
+    for leaf, value in zip(leaves, values, strict=True):
+        leaf[i] = value
 
 
 def _note_failure(who: str, failures: int, max_failures: int, error: Exception) -> None:

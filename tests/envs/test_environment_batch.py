@@ -334,6 +334,74 @@ def test_too_many_failures_in_a_row_end_the_run(form):
         batch.step(np.zeros(1, np.int64))
 
 
+class Numbers(gymnasium.Env):
+    """Gives one planned (reward, observation) a step, over all who share the plan; then (1, 2)."""
+
+    observation_space = spaces.Box(-10.0, 10.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, plan, ends=False, first=0.0):
+        self._plan, self._ends, self._first = plan, ends, first
+
+    def reset(self, *, seed=None, options=None):
+        return np.array([self._first], np.float32), {}
+
+    def step(self, action):
+        reward, observation = self._plan.pop(0) if self._plan else (1.0, 2.0)
+        return np.array([observation], np.float32), reward, self._ends, False, {}
+
+
+def numbers(form, *args, **kwargs):
+    if form == "single":
+        return lambda: Numbers(*args, **kwargs)
+    return vectorized(form, lambda env_index: Numbers(*args, **kwargs))
+
+
+@pytest.mark.parametrize("form", ["single", *list(AutoresetMode)])
+@pytest.mark.parametrize("bad", [(np.nan, 2.0), (np.inf, 2.0), (1e39, 2.0), (1.0, np.nan)])
+def test_a_number_that_is_not_finite_tears_the_episode(form, bad, caplog):
+    batch = make_environment_batch(numbers(form, [(1.0, 2.0), bad]), [6], seed=0)
+    batch.reset()
+    steps = [batch.step(np.zeros(1, np.int64)) for _ in range(3)]
+    assert [told(rows) for rows in steps] == [
+        [(1.0, False, 2.0, False, 1)],
+        [(0.0, True, 0.0, True, 0)],
+        [(1.0, False, 2.0, False, 1)],
+    ]
+    assert [torn(rows) for rows in steps] == [[False], [True], [False]]
+    assert "6" in caplog.text and "not finite" in caplog.text
+
+
+@pytest.mark.parametrize("form", ["single", *list(AutoresetMode)])
+def test_numbers_that_are_never_finite_end_the_run(form):
+    factory = numbers(form, [(np.nan, 0.0)] * 100)
+    batch = make_environment_batch(factory, [6], seed=0, max_failures=3)
+    batch.reset()
+    with pytest.raises(EnvironmentFailedError, match=r"6.*3 times in a row.*not finite"):
+        for _ in range(3):
+            batch.step(np.zeros(1, np.int64))
+    batch = make_environment_batch(numbers(form, [], first=np.nan), [6], seed=0, max_failures=3)
+    with pytest.raises(EnvironmentFailedError, match=r"6.*3 times in a row.*not finite"):
+        batch.reset()
+
+
+@pytest.mark.parametrize("form", ["single", AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_the_observation_in_which_an_episode_ends_may_be_anything(form):
+    batch = make_environment_batch(numbers(form, [(3.0, np.nan)], ends=True), [0], seed=0)
+    batch.reset()
+    rows = batch.step(np.zeros(1, np.int64))
+    assert told(rows) == [(3.0, True, 0.0, False, 0)]
+    assert torn(rows) == [False]
+
+
+def test_a_reward_that_is_no_number_is_named():
+    batch = make_environment_batch(numbers("single", [("a lot", 0.0)] * 9), [6], 0, max_failures=2)
+    batch.reset()
+    with pytest.raises(EnvironmentFailedError, match=r"6.*a lot"):
+        for _ in range(2):
+            batch.step(np.zeros(1, np.int64))
+
+
 def with_observation(value, space):
     class Fixed(gymnasium.Env):
         observation_space = space
