@@ -1,10 +1,16 @@
 """One training step: loss, gradients, optimizer."""
 
+import math
 from typing import Any
 
 import tensorflow as tf
 
 from seed_rl.agent import Agent, UnrollSink
+from seed_rl.user_error import UserError
+
+
+class DivergedError(UserError):
+    """A training step's gradient is not finite."""
 
 
 class Trainer(tf.Module):
@@ -33,12 +39,21 @@ class Trainer(tf.Module):
 
         Returns:
           float32 scalars by name; None if there was no batch within `timeout`.
+
+        Raises:
+          DivergedError: the gradient is not finite. The variables still are.
         """
         batch = sink.next_batch(timeout)
         if batch is None:
             return None
         metrics, feedback = self.step(batch)
         self.num_steps += 1
+        if not math.isfinite(metrics["training/gradient_norm"]):
+            raise DivergedError(
+                f"training step {self.num_steps}: the gradient is not finite (the loss is "
+                f"{float(metrics['training/loss'])}), and was not applied. Try a lower learning "
+                "rate, a lower max_gradient_norm, or rewards scaled down, from the checkpoint."
+            )
         sink.training_done(batch, feedback, self.num_steps)
         return metrics
 
@@ -61,8 +76,13 @@ class Trainer(tf.Module):
             outputs.loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
         norm = tf.linalg.global_norm(gradients)
+        # A gradient that is not finite would spoil all variables, and the checkpoints after them.
+        finite = tf.math.is_finite(norm)
+        gradients = [tf.where(finite, g, tf.zeros_like(g)) for g in map(_dense, gradients)]
         if self._agent.max_gradient_norm > 0:
-            gradients, _ = tf.clip_by_global_norm(gradients, self._agent.max_gradient_norm, norm)
+            gradients, _ = tf.clip_by_global_norm(
+                gradients, self._agent.max_gradient_norm, tf.where(finite, norm, 0.0)
+            )
         metrics = {
             **outputs.metrics,
             "training/loss": outputs.loss,
@@ -72,3 +92,8 @@ class Trainer(tf.Module):
         self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
         self._agent.after_training_step()
         return metrics, outputs.feedback
+
+
+def _dense(gradient: Any) -> tf.Tensor:
+    """An embedding's gradient comes as rows; they are added up to a tensor."""
+    return tf.convert_to_tensor(gradient)

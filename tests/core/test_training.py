@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from seed_rl.queue_sink import QueueSink
-from seed_rl.training import Trainer
+from seed_rl.training import DivergedError, Trainer
 
 
 def sgd(learning_rate=0.1):
@@ -36,6 +36,26 @@ def test_a_step_goes_down_the_gradient_and_says_what_it_saw(tiny_agent, regressi
     assert float(metrics["training/gradient_norm"]) == pytest.approx(norm, rel=1e-5)
     assert float(metrics["training/learning_rate"]) == pytest.approx(0.1)
     assert int(agent.num_updates) == 1  # after_training_step ran
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e38])
+def test_a_gradient_that_is_not_finite_ends_training_and_leaves_the_variables(
+    tiny_agent, regression_batch, bad, max_norm
+):
+    agent = tiny_agent(max_norm=max_norm)
+    weights, bias = agent.network.weights.numpy(), agent.network.bias.numpy()
+    x, y = regression_batch(1)
+    y[0, 0] = bad
+
+    class Sink:
+        def next_batch(self, timeout):
+            return x, y
+
+    with pytest.raises(DivergedError, match=r"step 1: the gradient is not finite.*learning rate"):
+        Trainer(agent, sgd()).train_from(Sink(), 1.0)
+    np.testing.assert_array_equal(agent.network.weights, weights)
+    np.testing.assert_array_equal(agent.network.bias, bias)
 
 
 @pytest.mark.parametrize("share", [0.25, 4.0])
