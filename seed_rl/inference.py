@@ -142,13 +142,19 @@ class CentralInference:
 
         return [bound(policy) for policy in self._policies]
 
-    def finish(self) -> None:
-        """Answers every further call with TrainingFinished."""
+    def finish(self, expect_everybody: bool = False) -> None:
+        """Answers every further call with TrainingFinished.
+
+        Args:
+          expect_everybody: expect a call of every environment, not only of those stepped so far.
+        """
+        if expect_everybody:
+            self._waiting[:] = True
         self._finished = True
 
     @property
     def everybody_knows(self) -> bool:
-        """Whether, after `finish`, each environment that was ever stepped has been told."""
+        """Whether, after `finish`, each environment that is expected to call has been told."""
         return self._finished and not self._waiting.any()
 
     def step(

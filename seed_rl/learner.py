@@ -24,6 +24,9 @@ from seed_rl.user_error import UserError
 
 _POLL_SECONDS = 0.5  # how often a learner without data looks whether it is to stop
 _FAREWELL_SECONDS = 2.0  # how long actors have to hear that training is finished
+# The same, where they may have to start or to reconnect first: the longest pause of an actor
+# between two attempts is 15 seconds.
+_LATE_FAREWELL_SECONDS = 20.0
 
 
 @gin.configurable
@@ -137,12 +140,13 @@ class Learner:
         self._summaries.operative_config()
         reporter = ProgressReporter(self._total_frames)
         self._last_save = self._last_log = time.monotonic()
+        resumed_finished = self.frames >= self._total_frames
         try:
             while not stop.is_set() and self.frames < self._total_frames:
                 self._train_once()
                 self._report(reporter)
             if not stop.is_set():
-                self._say_farewell()
+                self._say_farewell(stop, resumed_finished)
         finally:
             try:
                 reporter.close()
@@ -218,12 +222,26 @@ class Learner:
         path = self._checkpoints.save(self.frames, self._trainer.num_steps)
         logging.info("saved checkpoint %s", path)
 
-    def _say_farewell(self) -> None:
+    def _say_farewell(self, stop: threading.Event, resumed_finished: bool) -> None:
         """Lets actors hear that training is finished, so that they end and do not reconnect."""
-        self._inference.finish()
-        deadline = time.monotonic() + _FAREWELL_SECONDS
+        self._inference.finish(expect_everybody=resumed_finished)
+        seconds = _FAREWELL_SECONDS
+        if resumed_finished:
+            seconds = _LATE_FAREWELL_SECONDS
+            logging.info(
+                "the run in %s has all its %d frames already; to train on, raise "
+                "Learner.total_frames. Telling actors for %.0f seconds",
+                self._logdir,
+                self.frames,
+                seconds,
+            )
+        deadline = time.monotonic() + seconds
         # Inference may be waiting for room in the queue: training goes on so that it can answer.
-        while time.monotonic() < deadline and not self._inference.everybody_knows:
+        while (
+            time.monotonic() < deadline
+            and not self._inference.everybody_knows
+            and not stop.is_set()
+        ):
             self._sink.next_batch(0.05)
 
     def _close(self) -> None:

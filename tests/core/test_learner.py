@@ -187,6 +187,42 @@ def test_a_stopped_run_is_saved_and_goes_on_where_it_was(tmp_path, make_agent, r
     assert 8 <= len(resumed.batches) < 30
 
 
+def test_a_run_that_has_all_its_frames_still_tells_the_actors(
+    tmp_path, make_agent, run_with_actors
+):
+    first = run_with_actors(make_agent(), total_frames=100)
+    again = make_agent()
+    # run_with_actors waits for the actor to end of itself, which it does only if it is told.
+    second = run_with_actors(again, total_frames=100)
+    assert second.frames == first.frames
+    assert not again.batches
+
+
+def test_a_run_that_has_all_its_frames_ends_when_it_is_stopped(
+    tmp_path, make_agent, run_with_actors, monkeypatch
+):
+    run_with_actors(make_agent(), total_frames=100)
+    monkeypatch.setattr("seed_rl.learner._LATE_FAREWELL_SECONDS", 1e9)
+    specs = (
+        agent_observation_specs(Countdown.observation_space),
+        agent_action_specs(Countdown.action_space),
+    )
+    address, log = f"unix:{tmp_path}/s", str(tmp_path / "log")
+    learner = Learner(make_agent(), *specs, 2, [address], log, total_frames=100)
+    stop = threading.Event()
+    next_batch = learner._sink.next_batch
+
+    def stopped(timeout):  # called while it waits for actors, of which there are none
+        stop.set()
+        return next_batch(timeout)
+
+    learner._sink.next_batch = stopped
+    thread = threading.Thread(target=learner.run, args=(stop,), daemon=True)
+    thread.start()
+    thread.join(SOON)
+    assert not thread.is_alive()
+
+
 def test_what_the_loss_raises_ends_the_run_and_the_checkpoint_is_still_written(
     tmp_path, make_agent, run_with_actors
 ):
