@@ -122,9 +122,18 @@ class Actor:
             pending = self._environments.step(answered)
 
     def _call(self, client: Client, run_ids: np.ndarray, rows: Rows) -> Any:
-        actions = client.inference(
-            self._env_ids[rows.indices], run_ids[rows.indices], rows.env_outputs, rows.raw_rewards
-        )
+        try:
+            actions = client.inference(
+                self._env_ids[rows.indices],
+                run_ids[rows.indices],
+                rows.env_outputs,
+                rows.raw_rewards,
+            )
+        except SignatureError as error:
+            raise SignatureError(
+                f"the learner was made for another environment ({error}); give this actor the "
+                "learner's --gin_config and --gin_bindings, or another --server_address"
+            ) from error
         self._last_answer = time.monotonic()
         return actions
 

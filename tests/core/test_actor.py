@@ -263,7 +263,7 @@ def test_a_learner_made_for_other_observations_is_a_clear_error(address, make_ac
     learner = Learner(address, 1, TrainingFinished("enough"), observation=(3,))
     with learner.server:
         learner.server.start()
-        with pytest.raises(SignatureError, match="observation"):
+        with pytest.raises(SignatureError, match=r"another environment.*observation.*--gin_config"):
             actor.run()
     assert not learner.calls
 
