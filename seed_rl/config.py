@@ -11,9 +11,12 @@ hundreds of them run, and each would pay seconds and hundreds of megabytes for i
 
 import importlib
 import importlib.resources
+import inspect
 import logging
 import pathlib
 import tokenize
+import types
+import typing
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -42,6 +45,14 @@ def _experiment(agent: str = gin.REQUIRED, environment: str = gin.REQUIRED) -> E
 # What the learner's side of a configuration may bind, beside the agent's own: an actor passes over
 # these names, and any other name that it does not know is an error.
 LEARNER_CONFIGURABLES = ("Learner", "adam", "rmsprop", "evaluate")
+
+
+class _Unqualified(list):
+    """Names that gin may also find with a module before them: 'optimizers.adam' for 'adam'."""
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(str(name).rpartition(".")[2])
+
 
 _GIN_ERRORS = (
     AttributeError,
@@ -87,7 +98,7 @@ def load(gin_configs: Sequence[str], gin_bindings: Sequence[str], for_actor: boo
 
     Raises:
       ConfigError: a file is missing, a line cannot be read, a name or parameter does not exist, or
-        a plug-in cannot be imported.
+        a plug-in cannot be imported, or a parameter's value is of another type than it needs.
     """
     files = [find_config(name) for name in gin_configs]
     experiment = _read_experiment(files, gin_bindings)
@@ -95,13 +106,14 @@ def load(gin_configs: Sequence[str], gin_bindings: Sequence[str], for_actor: boo
     skip: bool | list[str] = False
     if for_actor:
         declared = _agent_configurables(experiment.agent)
-        skip = True if declared is None else [*LEARNER_CONFIGURABLES, *declared]
+        skip = True if declared is None else _Unqualified([*LEARNER_CONFIGURABLES, *declared])
     else:
         importlib.import_module("seed_rl.learner")
         importlib.import_module("seed_rl.evaluation")
         load_agent_factory(experiment.agent)
     importlib.import_module("seed_rl.actor")
     _parse(files, gin_bindings, skip)
+    _check_types()
     if not for_actor:
         _check_references()
     return experiment
@@ -187,6 +199,74 @@ def _check_references() -> None:
         gin.finalize()
     except _GIN_ERRORS as error:
         raise _unreadable(error) from error
+
+
+def _check_types() -> None:
+    """Finds values of the wrong type, such as a string for a number, before they do harm."""
+    # gin shows what is bound to a name, but has no public list of the names.
+    for (scope, selector), parameters in gin.config._CONFIG.items():
+        if selector == "gin.macro":
+            continue
+        annotations = _annotations(gin.get_configurable(selector))
+        for name, value in parameters.items():
+            kinds = _plain_kinds(annotations.get(name))
+            value = _macro_value(value)
+            if not kinds or isinstance(value, gin.config.ConfigurableReference):
+                continue
+            if not any(_is_a(value, kind) for kind in kinds):
+                binding = f"{scope}/{selector.rpartition('.')[2]}.{name}".lstrip("/")
+                expected = " or ".join(_KIND_NAMES[kind] for kind in kinds)
+                raise ConfigError(f"{binding} must be {expected}, got {value!r}")
+
+
+_KIND_NAMES: dict[Any, str] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a text in quotes",
+    type(None): "None",
+    Callable: "a reference such as @name",
+}
+
+
+def _annotations(configurable: Callable) -> dict[str, Any]:
+    try:
+        parameters = inspect.signature(configurable, eval_str=True).parameters
+    except (NameError, TypeError, ValueError):  # an annotation for type checkers alone
+        return {}
+    return {name: parameter.annotation for name, parameter in parameters.items()}
+
+
+def _plain_kinds(annotation: Any) -> list[Any]:
+    """The kinds of value that an annotation allows; none if it allows any other than those here."""
+    origin = typing.get_origin(annotation)
+    is_union = origin in (typing.Union, types.UnionType)
+    parts = typing.get_args(annotation) if is_union else [annotation]
+    kinds = [Callable if typing.get_origin(p) is _CALLABLE else p for p in parts]
+    return kinds if all(isinstance(k, typing.Hashable) and k in _KIND_NAMES for k in kinds) else []
+
+
+_CALLABLE = typing.get_origin(Callable[..., Any])
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    if kind is Callable:
+        return callable(value)
+    if kind in (int, float):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return number and (kind is float or value == value // 1)  # 1e6 is how people write it
+    return isinstance(value, kind)
+
+
+def _macro_value(value: Any) -> Any:
+    """What a macro, %NAME, stands for; another value as it is, and so a macro that is not bound."""
+    if isinstance(value, gin.config.ConfigurableReference) and value.selector == "gin.macro":
+        try:
+            name = value.scoped_selector.rpartition("/")[0]
+            return _macro_value(gin.query_parameter(f"%{name}"))
+        except ValueError:
+            return value
+    return value
 
 
 def _unreadable(error: Exception, bindings: Sequence[str] = ()) -> ConfigError:

@@ -6,10 +6,12 @@ learnt, and how, is said by gin.
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from absl import app, flags, logging
@@ -55,6 +57,8 @@ class UsageError(ValueError):
 
 
 def _user_errors() -> tuple[type[BaseException], ...]:
+    from gymnasium.error import DependencyNotInstalled
+
     from seed_rl.environment import EnvironmentFailedError, ObservationError, UnsupportedSpaceError
     from seed_rl.grpc_service import RpcError
     from seed_rl.user_error import UserError
@@ -67,7 +71,28 @@ def _user_errors() -> tuple[type[BaseException], ...]:
         ObservationError,
         UnsupportedSpaceError,
         ModuleNotFoundError,
+        DependencyNotInstalled,
     )
+
+
+@contextlib.contextmanager
+def _setting_up() -> Iterator[None]:
+    """While parts are made from the configuration: what they refuse is the user's to mend."""
+    try:
+        yield
+    except _user_errors():
+        raise
+    except (AttributeError, TypeError, ValueError) as error:
+        logging.debug("setting up failed", exc_info=True)
+        raise UsageError(
+            f"the configuration cannot be used: {error} (--verbosity=1 shows where)"
+        ) from error
+
+
+def _one_line(error: BaseException) -> str:
+    """The message, with what gin adds to it made readable."""
+    calls = r"\s*In call to configurable '(\w+)' \(<.*?>\)"
+    return " ".join(re.sub(calls, r" [in \1]", str(error)).split())
 
 
 def run_actor(signals: "StopSignals") -> None:
@@ -85,7 +110,10 @@ def run_actor(signals: "StopSignals") -> None:
             f"--task={FLAGS.task} with --env_batch_size={FLAGS.env_batch_size} needs environments "
             f"{env_ids[0]} to {env_ids[-1]}, but --num_envs={FLAGS.num_envs}"
         )
-    environments = make_environment_batch(experiment.environment, env_ids, FLAGS.seed)
+    if not FLAGS.server_address:
+        raise UsageError("--server_address is empty: give 'unix:/path' or 'host:port'")
+    with _setting_up():
+        environments = make_environment_batch(experiment.environment, env_ids, FLAGS.seed)
     try:
         address = FLAGS.server_address[FLAGS.task % len(FLAGS.server_address)]
         actor = Actor(environments, first, address, insecure=FLAGS.insecure)
@@ -117,21 +145,25 @@ def run_learner(signals: "StopSignals") -> None:
     """Serves inference and trains."""
     from seed_rl import config
 
+    logdir = _required_logdir()  # before TensorFlow is imported, which takes its time
     experiment = config.load(FLAGS.gin_config, FLAGS.gin_bindings, for_actor=False)
     from seed_rl.learner import Learner, make_logdir
 
-    logdir = make_logdir(_required_logdir())
-    agent, observation_specs, action_specs = _make_agent(experiment.environment, experiment.agent)
-    learner = Learner(
-        agent,
-        observation_specs,
-        action_specs,
-        FLAGS.num_envs,
-        FLAGS.server_address,
-        logdir,
-        env_batch_size=FLAGS.env_batch_size,
-        insecure=FLAGS.insecure,
-    )
+    logdir = make_logdir(logdir)
+    with _setting_up():
+        agent, observation_specs, action_specs = _make_agent(
+            experiment.environment, experiment.agent
+        )
+        learner = Learner(
+            agent,
+            observation_specs,
+            action_specs,
+            FLAGS.num_envs,
+            FLAGS.server_address,
+            logdir,
+            env_batch_size=FLAGS.env_batch_size,
+            insecure=FLAGS.insecure,
+        )
     signals.there_is_something_to_end()
     learner.run(signals.stop)
 
@@ -143,10 +175,11 @@ def _restored_agent() -> tuple[Any, Any, Any, Any]:
     experiment = config.load(FLAGS.gin_config, FLAGS.gin_bindings, for_actor=False)
     from seed_rl.checkpoints import CheckpointError, Checkpoints
 
-    made = _make_agent(experiment.environment, experiment.agent)
+    with _setting_up():
+        made = _make_agent(experiment.environment, experiment.agent)
     checkpoints = Checkpoints(logdir, made[0].checkpoint_items)
     if not checkpoints.restore_latest():
-        raise CheckpointError(f"there is no checkpoint in --logdir={logdir}")
+        raise CheckpointError(f"there is no checkpoint in --logdir={logdir}; is it the learner's?")
     logging.info("restored the checkpoint of %d frames", checkpoints.frames.numpy())
     return experiment, *made
 
@@ -247,7 +280,7 @@ def main(argv: list[str]) -> int:
     try:
         parts[FLAGS.run_mode](signals)
     except _user_errors() as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_one_line(error)}", file=sys.stderr)
         return _EXIT_WRONG_INPUT
     return 0
 

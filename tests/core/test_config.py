@@ -283,3 +283,57 @@ def test_the_declared_names_are_those_that_gin_knows():
         }
         assert sorted(declared) == sorted(actual - {"Actor", "experiment"}), package
     assert len(packages) > 1
+
+
+# Types
+
+
+@pytest.mark.parametrize(
+    ("binding", "expected"),
+    [
+        ("Actor.reconnect_secs = 'soon'", "Actor.reconnect_secs must be a number, got 'soon'"),
+        ("Actor.insecure = 1", "Actor.insecure must be True or False, got 1"),
+        ("TEN = 'ten'\nActor.reconnect_secs = %TEN", "Actor.reconnect_secs must be a number"),
+        ("memory_environment.delay = 2.5", "memory_environment.delay must be a whole number"),
+        ("memory_environment.delay = True", "memory_environment.delay must be a whole number"),
+    ],
+)
+@pytest.mark.parametrize("for_actor", [False, True])
+def test_a_value_of_another_type_is_named(binding, expected, for_actor):
+    assert expected in message_of(binding, for_actor=for_actor)
+
+
+@pytest.mark.parametrize(
+    ("binding", "expected"),
+    [
+        ("adam.learning_rate = 'x'", "adam.learning_rate must be a number, got 'x'"),
+        ("VTraceAgent.network = 'MLP'", "VTraceAgent.network must be a reference such as @name"),
+        (
+            "VTraceAgent.target_entropy = 'x'",
+            "VTraceAgent.target_entropy must be a number or None",
+        ),
+        ("Learner.total_frames = (1,)", "Learner.total_frames must be a whole number"),
+    ],
+)
+def test_a_learners_value_of_another_type_is_named(binding, expected):
+    assert expected in message_of(binding)
+
+
+@pytest.mark.parametrize(
+    "binding",
+    [
+        "Learner.total_frames = 1e6",
+        "adam.learning_rate = 1",
+        "VTraceAgent.target_entropy = None",
+        "VTraceAgent.network = @MLP",
+        "TEN = 10\nmemory_environment.delay = %TEN",
+        "MLP.hidden_sizes = (8, 8)",
+    ],
+)
+def test_values_of_the_right_type_are_taken(binding):
+    load(binding)
+
+
+def test_an_actor_passes_over_the_learners_names_with_a_module_before_them():
+    load("optimizers.adam.learning_rate = 1e-3", for_actor=True)
+    assert "optimizers.adan" in message_of("optimizers.adan.beta_1 = 0.5", for_actor=True)
