@@ -60,6 +60,12 @@ class VTraceAgent(Agent):
         max_abs_reward: rewards are clipped to ± this in the loss; 0: not at all.
         max_gradient_norm: gradients are scaled down to this global norm; 0: not at all.
         """
+        losses.check_numbers(discount, lambda_, max_abs_reward)
+        if unroll_length < 1 or batch_size < 1:
+            raise UserError(
+                "VTraceAgent.unroll_length and batch_size must be at least 1, got "
+                f"{unroll_length} and {batch_size}"
+            )
         self.unroll_length = unroll_length
         self.batch_size = batch_size
         self._queue_capacity = queue_capacity or batch_size

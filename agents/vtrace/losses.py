@@ -78,7 +78,7 @@ def compute_loss(
     Raises:
       ValueError: shapes do not fit together, or a number is out of its range.
     """
-    _check_numbers(discount, lambda_, max_abs_reward)
+    check_numbers(discount, lambda_, max_abs_reward)
     behaviour_policy_logits = tf.convert_to_tensor(behaviour_policy_logits, tf.float32)
     target_policy_logits = tf.convert_to_tensor(target_policy_logits, tf.float32)
     baseline = tf.convert_to_tensor(baseline, tf.float32)
@@ -182,7 +182,8 @@ def _explained_variance(targets: tf.Tensor, values: tf.Tensor, used: tf.Tensor) 
     return 1.0 - variance(targets - values) / tf.maximum(variance(targets), 1e-8)
 
 
-def _check_numbers(discount: float, lambda_: float, max_abs_reward: float) -> None:
+def check_numbers(discount: float, lambda_: float, max_abs_reward: float) -> None:
+    """Raises a ValueError for settings of the loss that are out of their range."""
     for name, number in {"discount": discount, "lambda_": lambda_}.items():
         if not 0.0 <= number <= 1.0:
             raise ValueError(f"{name} must be in [0, 1]; got {number}.")
