@@ -66,13 +66,15 @@ def evaluate(
     if num_episodes < 1:
         raise ValueError(f"--num_episodes must be at least 1, got {num_episodes}")
     policy = tf.function(agent.greedy_policy if greedy else agent.policy, autograph=False)
-    player = _Player(agent, environments, policy)
+    player = _Player(agent, environments, policy)  # resets the environments
     quota = np.full(environments.num_envs, num_episodes // environments.num_envs)
     quota[: num_episodes % environments.num_envs] += 1
     returns: list[float] = []
     played = np.zeros(environments.num_envs, np.int64)
     writer = VideoWriter(video_path) if video_path else None
     try:
+        if writer:
+            writer.add(environments.render())
         while len(returns) < num_episodes:
             for index, episode_return in player.step():
                 if played[index] < quota[index]:
