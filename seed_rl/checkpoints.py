@@ -68,8 +68,8 @@ class Checkpoints:
         for path in candidates:
             try:
                 status = self._checkpoint.restore(path)
-                status.assert_existing_objects_matched()
                 status.expect_partial()  # to play, the optimizer is not needed
+                status.assert_existing_objects_matched()
             except _RESTORE_ERRORS as error:
                 first_line = next(iter(str(error).splitlines()), type(error).__name__)
                 problems.append(f"{path}: {first_line[:200]}")
