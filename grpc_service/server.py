@@ -311,7 +311,9 @@ class _FunctionService:
             outputs = self.function.run(fn, batch)
             return self._encode(batch, outputs)
         except BaseException as error:
-            _LOGGER.exception("%s raised", self.function.name)
+            # An exception may say of itself that it is an answer to callers, and no failure.
+            if not getattr(error, "is_answer", False):
+                _LOGGER.exception("%s raised", self.function.name)
             if isinstance(error, errors.RpcError):  # of this function's own making
                 error = errors.RemoteFunctionError(
                     f"{type(error).__name__}: {error}", type(error).__name__

@@ -244,6 +244,21 @@ def test_messages_too_large_on_either_side(make_server, connect):
     assert small.zeros(4_000).shape == (4_000,)
 
 
+@pytest.mark.parametrize("is_answer", [False, True])
+def test_only_a_failure_is_logged(make_server, connect, floats, caplog, is_answer):
+    kind = type("Finished", (Exception,), {"is_answer": is_answer})
+
+    def finish(x):
+        raise kind("enough")
+
+    server = make_server()
+    server.bind(finish, input_signature=(floats(),), output_signature=floats())
+    server.start()
+    with pytest.raises(RemoteFunctionError, match="enough"):
+        connect().finish(1.0)
+    assert any("finish raised" in record.message for record in caplog.records) != is_answer
+
+
 def test_an_exception_in_the_function_reaches_its_caller(make_server, connect, floats, caplog):
     def root(x):
         if x < 0:
