@@ -310,4 +310,4 @@ def test_scores_need_neither_ale_nor_opencv_nor_tensorflow():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert "pip install 'seed-rl[atari]'" in result.stdout
+    assert "pip install -e '.[atari]'" in result.stdout

@@ -76,13 +76,13 @@ def test_a_missing_package_names_the_extra(tmp_path, monkeypatch):
     (tmp_path / "needs_ale.py").write_text("import ale_py\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "ale_py", None)  # its import raises from now on
-    with pytest.raises(ModuleNotFoundError, match=r"'ale_py'.*pip install 'seed-rl\[atari\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"'ale_py'.*pip install -e '\.\[atari\]'"):
         load_factory("needs_ale:make")
 
     def lazy():
         import ale_py  # noqa: F401
 
-    with pytest.raises(ModuleNotFoundError, match=r"'ale_py'.*pip install 'seed-rl\[atari\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"'ale_py'.*pip install -e '\.\[atari\]'"):
         make_environment_batch(lazy, [0], 0)
 
 

@@ -77,7 +77,9 @@ def test_missing_packages_are_named(monkeypatch):
         ("gym", "gym:CartPole-v1", "gym"),
     ):
         monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(ModuleNotFoundError, match=rf"'{package}'.*seed-rl\[{extra}\]"):
+        with pytest.raises(
+            ModuleNotFoundError, match=rf"'{package}'.*pip install -e '\.\[{extra}\]'"
+        ):
             gym_env(env_id=env_id)
 
 
