@@ -28,6 +28,13 @@ def test_cartpole_balances_for_longer_than_chance():
 
 
 @pytest.mark.timeout(600)
+def test_an_action_is_credited_with_what_comes_of_it():
+    bindings = ["Learner.total_frames=20_000", "gym_env.env_id='patience:Patience'"]
+    training = InProcessTraining("gym_vtrace", bindings, 16, seed=1)
+    assert recent_return_reaches(training, 0.9)  # the optimum is 1, chance 0.5
+
+
+@pytest.mark.timeout(600)
 def test_an_lstm_remembers_the_cue():
     training = InProcessTraining("memory_vtrace", ["Learner.total_frames=60_000"], 16, seed=1)
     assert recent_return_reaches(training, 0.95)  # the optimum is 1
