@@ -18,7 +18,7 @@ Flags:
   --logdir=DIR        where checkpoints, TensorBoard's data and logs go; a directory of an earlier
                       run continues it (default: logs/ENV_AGENT_<time> in the checkout)
   --tensorboard       start TensorBoard as well, and say where it is
-  --gin_bindings=…    a hyper-parameter, for example --gin_bindings="Learner.batch_size = 16";
+  --gin_bindings=…    a hyper-parameter, for example --gin_bindings="VTraceAgent.batch_size = 16";
                       may be repeated
   --gin_config=FILE   a further gin file, read after the first; may be repeated
   --seed=N            seed of networks and environments
