@@ -66,21 +66,13 @@ class Checkout:
             "start_new_session": True,
             **options,
         }
-        prepare = options.pop("preexec_fn", None)
-
-        def heed_signals() -> None:
-            # Whoever runs the tests in the background, or under nohup, has these ignored, and what
-            # a shell finds ignored it can never heed again.
-            for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-                signal.signal(number, signal.SIG_DFL)
-            if prepare:
-                prepare()
-
+        # Whoever runs the tests in the background, or under nohup, has these ignored, and what a
+        # shell finds ignored it can never heed again.
+        heed_signals = ["env", "--default-signal=INT,HUP,TERM"]
         process = subprocess.Popen(
-            [str(self.root / "scripts" / script), *map(str, arguments)],
+            [*heed_signals, str(self.root / "scripts" / script), *map(str, arguments)],
             cwd=cwd,
             env=self.environment,
-            preexec_fn=heed_signals,
             **options,
         )
         self.processes.append(process)
