@@ -81,7 +81,7 @@ def main() -> None:
     """Prints the figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=2)
-    parser.add_argument("--envs_per_client", type=int, default=4096)
+    parser.add_argument("--envs_per_client", type=int, default=8192)
     parser.add_argument("--seconds", type=float, default=10.0)
     args = parser.parse_args()
     figure = rows_per_second(Load(args.clients, args.envs_per_client), args.seconds)
