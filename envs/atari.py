@@ -371,6 +371,7 @@ class ChannelLastAtari(VectorWrapper):
         self.single_observation_space = spaces.Box(0, 255, shape, np.uint8)
         self.observation_space = spaces.Box(0, 255, (env.num_envs, *shape), np.uint8)
         self._clip_rewards = clip_rewards
+        self._observation = np.zeros(self.observation_space.shape, np.uint8)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
         """Starts all games; seed is None, an int, or one for each environment."""
@@ -378,7 +379,8 @@ class ChannelLastAtari(VectorWrapper):
             several = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
             seed = np.asarray(several) % _NUM_SEEDS
         observation, infos = self.env.reset(seed=seed, options=options)
-        return _channel_last(observation), infos
+        self._observation = _channel_last(observation)
+        return self._observation, infos
 
     def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict]:
         """See VectorEnv; infos['final_obs'] has the final observations where episodes ended."""
@@ -389,7 +391,16 @@ class ChannelLastAtari(VectorWrapper):
         infos["raw_reward"] = rewards
         if self._clip_rewards:
             rewards = np.clip(rewards, -1.0, 1.0)
-        return _channel_last(observation), rewards, terminations, truncations, infos
+        self._observation = _channel_last(observation)
+        return self._observation, rewards, terminations, truncations, infos
+
+    def render(self) -> Any:
+        """Returns the newest frame of each game as networks see it, four times enlarged, in RGB.
+
+        The C++ environments draw nothing else.
+        """
+        newest = self._observation[..., -1].repeat(4, axis=1).repeat(4, axis=2)
+        return tuple(np.repeat(frame[..., None], 3, axis=-1) for frame in newest)
 
 
 def _channel_last(stacked: np.ndarray) -> np.ndarray:

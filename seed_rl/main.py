@@ -50,6 +50,8 @@ flags.DEFINE_bool("insecure", False, "Allow addresses beyond this machine withou
 _EXIT_WRONG_INPUT = 2
 
 _SAME_SIGNAL_SECONDS = 1.0
+# An actor may be waiting for a learner that has gone, or for a busy one; it has nothing to save.
+_ACTOR_LEAVES_WITHIN = 2.0  # seconds
 
 
 class UsageError(ValueError):
@@ -117,7 +119,7 @@ def run_actor(signals: "StopSignals") -> None:
     try:
         address = FLAGS.server_address[FLAGS.task % len(FLAGS.server_address)]
         actor = Actor(environments, first, address, insecure=FLAGS.insecure)
-        signals.there_is_something_to_end()
+        signals.there_is_something_to_end(leave_within=_ACTOR_LEAVES_WITHIN)
         actor.run(signals.stop.is_set)
     finally:
         environments.close()
@@ -235,15 +237,21 @@ class StopSignals:
         self.stop = threading.Event()
         self._stopped_at = 0.0
         self._something_to_end = False
+        self._leave_within: float | None = None
 
     def install(self) -> None:
         """Takes the signals over."""
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
 
-    def there_is_something_to_end(self) -> None:
-        """Says that from now on `stop` is looked at; before, a signal ends the process at once."""
+    def there_is_something_to_end(self, leave_within: float | None = None) -> None:
+        """Says that from now on `stop` is looked at; before, a signal ends the process at once.
+
+        Args:
+          leave_within: seconds after which the process ends whatever it waits for; None: never.
+        """
         self._something_to_end = True
+        self._leave_within = leave_within
 
     def _handle(self, number: int, frame: Any) -> None:
         del frame
@@ -252,6 +260,10 @@ class StopSignals:
         if not self.stop.is_set():
             self._stopped_at = time.monotonic()
             self.stop.set()
+            if self._leave_within is not None:
+                timer = threading.Timer(self._leave_within, leave, [0])
+                timer.daemon = True
+                timer.start()
         elif time.monotonic() - self._stopped_at > _SAME_SIGNAL_SECONDS:
             leave(128 + number)
 

@@ -1,7 +1,9 @@
 """What the entry point makes of wrong input."""
 
+import signal
 import subprocess
 import sys
+import threading
 
 import gymnasium
 import pytest
@@ -47,3 +49,15 @@ def test_an_actor_with_wrong_flags_says_so_in_one_line(flag, expected):
     assert done.returncode == 2
     assert done.stderr.startswith(expected)
     assert done.stderr.count("\n") == 1
+
+
+def test_an_actor_leaves_in_time_whatever_it_waits_for(monkeypatch):
+    left = []
+    done = threading.Event()
+    monkeypatch.setattr(main, "leave", lambda code: (left.append(code), done.set()))
+    signals = main.StopSignals()
+    signals.there_is_something_to_end(leave_within=0.01)
+    signals._handle(signal.SIGTERM, None)
+    assert signals.stop.is_set()
+    assert done.wait(30.0)
+    assert left == [0]

@@ -281,7 +281,7 @@ def test_environments_are_made_by_gin():
         gin.parse_config("human_normalized_score.game = 'Boxing'")
         batch = make_environment_batch("seed_rl.envs.atari:create_vector_environment", [0, 1], 0)
         assert batch.observation_space.shape == (84, 84, 4)
-        assert batch.render() is None
+        assert batch.render().shape == (336, 336, 3)
         # The table has 0.1 for random play and 12.1 for a human.
         assert atari.human_normalized_score(raw_return=6.1) == pytest.approx(50.0)
     finally:
@@ -311,3 +311,16 @@ def test_scores_need_neither_ale_nor_opencv_nor_tensorflow():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "pip install -e '.[atari]'" in result.stdout
+
+
+def test_the_cpp_environments_draw_what_networks_see():
+    env = atari.create_vector_environment(env_indices=[0, 1], game="Pong")
+    observation, _ = env.reset(seed=3)
+    observation, *_ = env.step(np.zeros(2, np.int32))
+    frames = env.render()
+    assert len(frames) == 2
+    for i, frame in enumerate(frames):
+        assert frame.shape == (336, 336, 3) and frame.dtype == np.uint8
+        for channel in range(3):
+            np.testing.assert_array_equal(frame[1::4, 2::4, channel], observation[i, :, :, -1])
+    env.close()
