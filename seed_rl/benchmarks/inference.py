@@ -6,7 +6,6 @@ Finished unrolls are thrown away.
 """
 
 import argparse
-import tempfile
 import time
 from collections.abc import Callable
 
@@ -14,11 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from seed_rl.benchmarks import workload
-from seed_rl.benchmarks.feeders import Load, constant_env_outputs, feeding, rate
-from seed_rl.benchmarks.sinks import DiscardingSink
-from seed_rl.episode_statistics import EpisodeStatistics
-from seed_rl.grpc_service import Server
-from seed_rl.inference import CentralInference, inference_input_specs, inference_output_specs
+from seed_rl.benchmarks.central import central_rows_per_second
+from seed_rl.benchmarks.feeders import Load, constant_env_outputs
 
 
 def bare_rows_per_second(policy: Callable, agent, batch_size: int, seconds: float) -> float:
@@ -40,40 +36,6 @@ def bare_rows_per_second(policy: Callable, agent, batch_size: int, seconds: floa
     return calls * batch_size / (time.monotonic() - began)
 
 
-def central_rows_per_second(
-    policy: Callable, agent, load: Load, batch_size: int, seconds: float
-) -> float:
-    """Returns rows a second of the whole path."""
-    observation_specs, action_specs = workload.specs()
-    inference = CentralInference(
-        agent,
-        [policy],
-        observation_specs,
-        action_specs,
-        load.num_envs,
-        DiscardingSink(),
-        EpisodeStatistics(load.num_envs, action_repeat=4),
-        lambda: 0,
-        [batch_size],
-    )
-    with tempfile.TemporaryDirectory() as directory:
-        address = f"unix:{directory}/s"
-        server = Server([address], num_environments=load.num_envs)
-        server.bind(
-            inference.functions(),
-            name="inference",
-            input_signature=inference_input_specs(observation_specs),
-            output_signature=inference_output_specs(action_specs),
-            max_batch_size=batch_size,
-        )
-        server.start()
-        try:
-            with feeding(address, load, observation_specs):
-                return rate(lambda: inference.num_steps, 2.0, seconds)
-        finally:
-            server.shutdown()
-
-
 def main() -> None:
     """Prints the comparison."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -86,7 +48,9 @@ def main() -> None:
     policy = tf.function(agent.policy, autograph=False)
     load = Load(args.clients, args.envs_per_client)
     before = bare_rows_per_second(policy, agent, args.batch_size, args.seconds)
-    central = central_rows_per_second(policy, agent, load, args.batch_size, args.seconds)
+    central = central_rows_per_second(
+        agent, policy, workload.specs(), load, args.batch_size, args.batch_size, args.seconds
+    )
     after = bare_rows_per_second(policy, agent, args.batch_size, args.seconds)
     bare = (before + after) / 2
     print(

@@ -5,16 +5,13 @@ numpy answers with constant actions, so the figure is the system's own ceiling o
 """
 
 import argparse
-import tempfile
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from seed_rl.benchmarks.feeders import Load, feeding, rate
-from seed_rl.benchmarks.sinks import DiscardingSink
-from seed_rl.episode_statistics import EpisodeStatistics
-from seed_rl.grpc_service import Server, TensorSpec
-from seed_rl.inference import CentralInference, inference_input_specs, inference_output_specs
+from seed_rl.benchmarks.central import central_rows_per_second
+from seed_rl.benchmarks.feeders import Load
+from seed_rl.grpc_service import TensorSpec
 
 _OBSERVATION = TensorSpec((4,), np.dtype(np.float32))
 _ACTION = TensorSpec((), np.dtype(np.int32))
@@ -48,33 +45,15 @@ class _ConstantAgent:
 def rows_per_second(load: Load, seconds: float) -> float:
     """Returns rows a second through the whole path, without a network."""
     agent: Any = _ConstantAgent()
-    inference = CentralInference(
+    return central_rows_per_second(
         agent,
-        [agent.policy],
-        _OBSERVATION,
-        _ACTION,
-        load.num_envs,
-        DiscardingSink(),
-        EpisodeStatistics(load.num_envs, action_repeat=1),
-        lambda: 0,
-        [load.num_envs],
+        agent.policy,
+        (_OBSERVATION, _ACTION),
+        load,
+        batch_size=load.envs_per_client,
+        padded_size=load.num_envs,
+        seconds=seconds,
     )
-    with tempfile.TemporaryDirectory() as directory:
-        address = f"unix:{directory}/s"
-        server = Server([address], num_environments=load.num_envs)
-        server.bind(
-            inference.functions(),
-            name="inference",
-            input_signature=inference_input_specs(_OBSERVATION),
-            output_signature=inference_output_specs(_ACTION),
-            max_batch_size=load.envs_per_client,
-        )
-        server.start()
-        try:
-            with feeding(address, load, _OBSERVATION):
-                return rate(lambda: inference.num_steps, 2.0, seconds)
-        finally:
-            server.shutdown()
 
 
 def main() -> None:
