@@ -157,7 +157,10 @@ install_package() {
 # pip writes the metadata.
 prepare_venv() {
   mkdir -p "$VENV" || die "could not make the directory $VENV."
-  if [[ ! -e "$VENV/pyvenv.cfg" && ! -e "$VENV/seed_rl.lock" && -n "$(ls -A "$VENV")" ]]; then
+  local contents
+  # Listed before it is looked whether a run that started beside this one has made its lock.
+  contents="$(ls -A "$VENV")"
+  if [[ -n "$contents" && ! -e "$VENV/pyvenv.cfg" && ! -e "$VENV/seed_rl.lock" ]]; then
     die "$VENV is neither empty nor a virtual environment: set SEED_RL_VENV to another directory."
   fi
   VENV="$(cd "$VENV" && pwd -P)"

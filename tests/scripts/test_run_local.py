@@ -94,10 +94,18 @@ class Checkout:
 
     def wait_until_up(self, *names: str) -> None:
         wanted = [f"{name} is up" for name in names]
-        wait_until(
-            lambda: all(self.lines("events").count(w) >= wanted.count(w) for w in wanted),
-            f"up: {names}",
-        )
+
+        def all_are_up() -> bool:
+            if all(self.lines("events").count(w) >= wanted.count(w) for w in wanted):
+                return True
+            for process in self.processes:
+                if process.poll() not in (None, 0):
+                    raise AssertionError(
+                        f"a script ended with {process.returncode}: {_words(process)}"
+                    )
+            return False
+
+        wait_until(all_are_up, f"up: {names}")
 
     def alive(self) -> list[str]:
         """The processes of the runs that are not gone; what was killed may take a moment."""
@@ -114,6 +122,10 @@ class Checkout:
             for pipe in (process.stdout, process.stderr):
                 if pipe:
                     pipe.close()
+
+
+def _words(process: subprocess.Popen) -> str:
+    return process.stderr.read() if process.stderr else "(its words were not kept)"
 
 
 def _is_alive(pid: int) -> bool:
@@ -327,6 +339,20 @@ def test_two_runs_side_by_side_share_nothing(checkout):
     # One of them installed, and the other waited for it.
     assert [line.split()[0] for line in checkout.lines("calls")] == ["venv", "pip", "pip"]
     assert_nothing_is_left(checkout)
+
+
+def test_another_run_may_begin_to_set_up_while_this_one_looks(checkout, tmp_path):
+    # An `ls` of our own is that other run: it makes its lock just as the directory is listed.
+    (tmp_path / "bin").mkdir()
+    ls = tmp_path / "bin" / "ls"
+    ls.write_text(
+        f'#!/bin/sh\n: >"{checkout.root}/.venv/seed_rl.lock"\nexec {shutil.which("ls")} "$@"\n'
+    )
+    ls.chmod(0o755)
+    checkout.environment["PATH"] = f"{ls.parent}:{checkout.environment['PATH']}"
+    checkout.environment["STUB_LEARNER"] = "finish"
+    status, _, err = checkout.run("gym", "vtrace", 1, 1)
+    assert (status, err) == (0, "")
 
 
 def test_two_runs_cannot_write_to_one_logdir(checkout, tmp_path):
