@@ -99,7 +99,7 @@ class VTraceAgent(Agent):
 
         self._distribution = get_parametric_distribution_for_action_space(action_space)
         self._network = network(self._distribution)
-        self._network.build(observation_space.shape)
+        self._network.build(observation_space.shape, observation_space.dtype)
 
     def initial_state(self, batch_size: int) -> Any:
         return self._network.initial_state(batch_size)

@@ -2,12 +2,16 @@
 
 All of them are called alike:
 
+    net.build(observation_shape)  # or by the first call, for networks that stack no frames
     core_state = net.initial_state(batch_size)
     output, core_state = net(prev_actions, env_outputs, core_state)                 # [B, ...]
     output, core_state = net(prev_actions, env_outputs, core_state, unroll=True)    # [T, B, ...]
 
 Variables are created at the first call, or by `net.build(observation_shape)`, whose argument is the
 shape of one observation. Build a network before restoring a checkpoint into it.
+
+With a `stack_size` above 1 observations are single frames [height, width, channels], and the
+torso sees stacks of them (see seed_rl.frame_stacking), which `core_state` then carries too.
 
 The first argument of each constructor says what the policy head parametrises: a number of discrete
 actions, or a distribution from `get_parametric_distribution_for_action_space`.
@@ -26,6 +30,7 @@ import keras
 import tensorflow as tf
 
 from seed_rl.distributions import Categorical, ParametricDistribution
+from seed_rl.frame_stacking import FrameStack
 from seed_rl.recurrent import LSTMCore
 from seed_rl.structures import EnvOutput
 from seed_rl.tensors import batch_apply
@@ -37,6 +42,13 @@ class AgentOutput(NamedTuple):
     action: Any  # as the action space has it
     policy_logits: Any  # float32 [..., param_size], the parameters of the policy
     baseline: Any  # float32 [...], the value estimate
+
+
+class StackingState(NamedTuple):
+    """What a network that stacks frames carries from one step to the next."""
+
+    core: Any  # of the LSTM, or ()
+    frames: Any  # of the FrameStack
 
 
 class ActorCritic(tf.Module):
@@ -53,6 +65,7 @@ class ActorCritic(tf.Module):
         are initialised as Keras does it.
       head_initializer: instead of `head_gains`, the name of a Keras initialiser for both heads.
       dtype: a Keras dtype policy.
+      stack_size: how many successive frames the torso sees together.
     """
 
     def __init__(
@@ -65,6 +78,7 @@ class ActorCritic(tf.Module):
         head_gains: tuple[float, float] | None = None,
         head_initializer: str = "glorot_uniform",
         dtype: str = "float32",
+        stack_size: int = 1,
         name: str | None = None,
     ):
         super().__init__(name=name)
@@ -73,6 +87,7 @@ class ActorCritic(tf.Module):
         if value_torso is not None and lstm_units:
             raise ValueError("A separate value torso cannot be combined with an LSTM.")
         self._distribution = parametric_action_distribution
+        self._frame_stack = FrameStack(stack_size)
         self._torso = torso
         self._value_torso = value_torso
         self._use_prev_action_and_reward = (
@@ -93,13 +108,32 @@ class ActorCritic(tf.Module):
         # checkpoints and SavedModels find each exactly once, by a name that Keras has no part in.
         self._layer_variables: dict[str, list[tf.Variable]] = {}
         self._observation_shape: tuple[int, ...] | None = None
+        self._observation_dtype = tf.uint8
 
     def initial_state(self, batch_size: int) -> Any:
-        """The recurrent state at the start of an episode; () if there is no LSTM."""
-        return () if self._core is None else self._core.initial_state(batch_size)
+        """The state at the start of an episode; () if there is neither an LSTM nor a stack.
 
-    def build(self, observation_shape: Sequence[int]) -> None:
+        Raises:
+          ValueError: the network stacks frames and does not know their shape yet.
+        """
+        core = () if self._core is None else self._core.initial_state(batch_size)
+        if self._frame_stack.size == 1:
+            return core
+        if self._observation_shape is None:
+            raise ValueError("A network that stacks frames must be built before initial_state.")
+        return StackingState(
+            core,
+            self._frame_stack.initial_state(
+                batch_size, self._observation_shape, self._observation_dtype
+            ),
+        )
+
+    def build(self, observation_shape: Sequence[int], observation_dtype: Any = "uint8") -> None:
         """Creates the variables, unless they exist.
+
+        Args:
+          observation_shape: of one observation.
+          observation_dtype: of the frames, if they are stacked.
 
         Raises:
           ValueError: the network cannot process observations of this shape.
@@ -108,10 +142,11 @@ class ActorCritic(tf.Module):
             return
         observation_shape = tuple(observation_shape)
         with tf.init_scope():
-            torso_size = self._torso.build(observation_shape)
+            torso_input_shape = self._frame_stack.stacked_shape(observation_shape)
+            torso_size = self._torso.build(torso_input_shape)
             value_torso_size = torso_size
             if self._value_torso is not None:
-                value_torso_size = self._value_torso.build(observation_shape)
+                value_torso_size = self._value_torso.build(torso_input_shape)
             extra = 1 + self._distribution.encoded_size if self._use_prev_action_and_reward else 0
             sizes = (torso_size + extra, value_torso_size + extra)
             if self._core is not None:
@@ -122,6 +157,7 @@ class ActorCritic(tf.Module):
         if self._value_torso is not None:
             self._layer_variables["value_torso"] = self._value_torso.variables
         self._observation_shape = observation_shape
+        self._observation_dtype = tf.as_dtype(observation_dtype)
 
     def __call__(
         self,
@@ -151,6 +187,11 @@ class ActorCritic(tf.Module):
         env_outputs = EnvOutput(*env_outputs)
         observation = _single_observation(env_outputs.observation)
         self._check_or_build(observation, leading=2 if unroll else 1)
+        frames: Any = ()
+        if self._frame_stack.size > 1:
+            core_state, frames = core_state
+            stack = self._frame_stack.unroll if unroll else self._frame_stack.step
+            observation, frames = stack(observation, env_outputs.done, frames)
         inputs = (prev_actions, env_outputs.reward, observation)
         features = batch_apply(self._features, inputs) if unroll else self._features(*inputs)
         if self._core is not None:
@@ -163,7 +204,8 @@ class ActorCritic(tf.Module):
             policy_logits, baseline = self._heads(policy_features, value_features)
             return AgentOutput(choose(policy_logits), policy_logits, baseline)
 
-        return (batch_apply(heads, features) if unroll else heads(*features)), core_state
+        state = StackingState(core_state, frames) if self._frame_stack.size > 1 else core_state
+        return (batch_apply(heads, features) if unroll else heads(*features)), state
 
     def _features(self, prev_actions, reward, observation) -> tuple[tf.Tensor, tf.Tensor]:
         """What the policy and what the value are computed from, float32 [B, F]."""
@@ -184,11 +226,16 @@ class ActorCritic(tf.Module):
                 f"{'[T, B, ...]' if leading == 2 else '[B, ...]'} of static shape beyond those "
                 f"dimensions; got {observation.shape}."
             )
-        self.build(shape)
+        self.build(shape, observation.dtype)
         if shape != self._observation_shape:
             raise ValueError(
                 f"{type(self).__name__} was built for observations of shape "
                 f"{self._observation_shape}; got {shape}."
+            )
+        if self._frame_stack.size > 1 and observation.dtype != self._observation_dtype:
+            raise ValueError(
+                f"{type(self).__name__} was built to stack frames of "
+                f"{self._observation_dtype.name}; got {observation.dtype.name}."
             )
 
 
@@ -388,6 +435,7 @@ class ImpalaDeep(ActorCritic):
       lstm_units: the size of the LSTM; 0 for none.
       use_prev_action_and_reward: whether the heads, or the LSTM, see these two.
       dtype: a Keras dtype policy.
+      stack_size: how many successive observations it sees together.
     """
 
     def __init__(
@@ -396,6 +444,7 @@ class ImpalaDeep(ActorCritic):
         lstm_units: int = 256,
         use_prev_action_and_reward: bool = True,
         dtype: str = "float32",
+        stack_size: int = 1,
         name: str = "impala_deep",
     ):
         super().__init__(
@@ -404,6 +453,7 @@ class ImpalaDeep(ActorCritic):
             lstm_units,
             use_prev_action_and_reward,
             dtype=dtype,
+            stack_size=stack_size,
             name=name,
         )
 
@@ -414,6 +464,7 @@ class ImpalaShallow(ActorCritic):
 
     Args:
       parametric_action_distribution: a number of discrete actions, or a distribution.
+      stack_size: how many successive observations it sees together.
       lstm_units: the size of an LSTM before the heads; 0 for none.
       use_prev_action_and_reward: whether the heads, or the LSTM, see these two; None: if there is
         an LSTM.
@@ -426,6 +477,7 @@ class ImpalaShallow(ActorCritic):
         lstm_units: int = 0,
         use_prev_action_and_reward: bool | None = None,
         dtype: str = "float32",
+        stack_size: int = 1,
         name: str = "impala_shallow",
     ):
         super().__init__(
@@ -435,6 +487,7 @@ class ImpalaShallow(ActorCritic):
             use_prev_action_and_reward,
             head_gains=(0.01, 1.0),  # the first policy is nearly uniform
             dtype=dtype,
+            stack_size=stack_size,
             name=name,
         )
 

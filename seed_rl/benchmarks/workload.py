@@ -1,5 +1,6 @@
-"""The workload of the benchmarks: V-trace with the Nature-CNN on stacked Atari frames."""
+"""The workload of the benchmarks: V-trace with the Nature-CNN on Atari frames, stacked by it."""
 
+import functools
 from typing import Any
 
 import gymnasium
@@ -9,7 +10,7 @@ from seed_rl.agent_specs import agent_action_specs, agent_observation_specs
 from seed_rl.agents.vtrace.agent import VTraceAgent
 from seed_rl.agents.vtrace.networks import ImpalaShallow
 
-OBSERVATION_SPACE = gymnasium.spaces.Box(0, 255, (84, 84, 4), np.uint8)
+OBSERVATION_SPACE = gymnasium.spaces.Box(0, 255, (84, 84, 1), np.uint8)
 ACTION_SPACE = gymnasium.spaces.Discrete(18)
 UNROLL_LENGTH = 20  # agent steps
 BATCH_SIZE = 32  # unrolls
@@ -20,7 +21,7 @@ def make_agent() -> VTraceAgent:
     return VTraceAgent(
         OBSERVATION_SPACE,
         ACTION_SPACE,
-        network=ImpalaShallow,
+        network=functools.partial(ImpalaShallow, stack_size=4),
         unroll_length=UNROLL_LENGTH,
         batch_size=BATCH_SIZE,
         max_abs_reward=1.0,

@@ -16,12 +16,17 @@ NETWORKS = {
     "deep without LSTM": (lambda: networks.ImpalaDeep(ACTIONS, lstm_units=0), IMAGE),
     "shallow": (lambda: networks.ImpalaShallow(ACTIONS), NATURE_IMAGE),
     "shallow with LSTM": (lambda: networks.ImpalaShallow(ACTIONS, lstm_units=8), NATURE_IMAGE),
+    "shallow with stacks": (lambda: networks.ImpalaShallow(ACTIONS, stack_size=3), NATURE_IMAGE),
+    "deep with LSTM and stacks": (
+        lambda: networks.ImpalaDeep(ACTIONS, lstm_units=8, stack_size=2),
+        IMAGE,
+    ),
     "MLP": (lambda: networks.MLP(ACTIONS), VECTOR),
     "MLP with LSTM": (lambda: networks.MLP(ACTIONS, lstm_units=8), VECTOR),
     "MLP, two torsos": (lambda: networks.MLP(ACTIONS, separate_value_torso=True), VECTOR),
     "football": (lambda: networks.GFootball(ACTIONS), IMAGE),
 }
-RECURRENT = [name for name in NETWORKS if name in ("deep",) or "with LSTM" in name]
+RECURRENT = [name for name in NETWORKS if name == "deep" or "with " in name]
 
 
 @pytest.fixture(params=NETWORKS)
@@ -102,12 +107,26 @@ def test_rows_do_not_affect_each_other(network_and_inputs):
     assert_close(at(padded, slice(0, 1)), alone)
 
 
+def test_a_network_that_stacks_frames_must_know_them():
+    network = networks.ImpalaShallow(ACTIONS, stack_size=4)
+    with pytest.raises(ValueError, match="must be built before initial_state"):
+        network.initial_state(1)
+    network.build(NATURE_IMAGE)
+    prev_actions, env_outputs = at(random_inputs(NATURE_IMAGE), 0)
+    floats = env_outputs._replace(observation=env_outputs.observation.astype(np.float32))
+    with pytest.raises(ValueError, match="built to stack frames of uint8; got float32"):
+        network(prev_actions, floats, network.initial_state(B))
+    with pytest.raises(ValueError, match=r"must be \[height, width, channels\]; got \(7,\)"):
+        networks.ImpalaShallow(ACTIONS, stack_size=4).build(VECTOR)
+
+
 @pytest.mark.parametrize("name", RECURRENT)
 def test_memory_ends_with_the_episode(name):
     network, (prev_actions, env_outputs) = make(name)
     rng = np.random.default_rng(1)
     state = tf.nest.map_structure(
-        lambda x: rng.normal(size=x.shape).astype(np.float32), network.initial_state(B)
+        lambda x: (50 * rng.random(size=x.shape)).astype(x.dtype.as_numpy_dtype),
+        network.initial_state(B),
     )
     done = np.zeros((T, B), bool)
     done[2] = True
