@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from gymnasium import spaces
 
+from seed_rl import torsos
 from seed_rl.agents.vtrace import networks
 from seed_rl.distributions import get_parametric_distribution_for_action_space
 from seed_rl.structures import EnvOutput
@@ -343,7 +344,7 @@ def test_previous_action_and_clipped_reward_are_seen_where_they_should(name):
 
 
 def test_a_residual_block_adds_to_its_input():
-    block = networks.ResidualBlock(2, "glorot_uniform", "float32")
+    block = torsos.ResidualBlock(2, "glorot_uniform", "float32")
     x = np.random.default_rng(0).normal(size=(1, 4, 5, 2)).astype(np.float32)
     block.build(x.shape)
     first, first_bias, second, second_bias = (v.value for v in block.trainable_variables)

@@ -1,0 +1,178 @@
+"""What turns observations into features at the bottom of a network."""
+
+import abc
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+class Torso(abc.ABC):
+    """Turns a batch of observations into float32 features [B, F]; uint8 is scaled to [0, 1].
+
+    Args:
+      layers: applied one after the other; the last one returns [B, F].
+      dtype: a Keras dtype policy.
+    """
+
+    def __init__(self, layers: Sequence[keras.layers.Layer], dtype: str):
+        self._compute_dtype = keras.dtype_policies.get(dtype).compute_dtype
+        self._layers = layers
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """The variables; none before `build`."""
+        return variables_of(self._layers)
+
+    def build(self, observation_shape: tuple[int, ...]) -> int:
+        """Creates the variables and returns F."""
+        self.check_observation_shape(observation_shape)
+        shape: tuple[Any, ...] = (None, *observation_shape)
+        for layer in self._layers:
+            layer.build(shape)
+            shape = layer.compute_output_shape(shape)
+        return shape[-1]
+
+    @abc.abstractmethod
+    def check_observation_shape(self, observation_shape: tuple[int, ...]) -> None:
+        """Raises a ValueError if the torso cannot process such observations."""
+
+    def __call__(self, observation: tf.Tensor) -> tf.Tensor:
+        is_image = observation.dtype == tf.uint8
+        features = tf.cast(observation, self._compute_dtype)
+        if is_image:
+            features /= 255
+        for layer in self._layers:
+            features = layer(features)
+        return tf.cast(features, tf.float32)
+
+
+class ConvolutionalTorso(Torso):
+    """Images through convolutions and one dense layer.
+
+    Args:
+      layers: from images to features.
+      min_size: the least height and width that they can process.
+      dtype: a Keras dtype policy.
+    """
+
+    def __init__(self, layers: Sequence[keras.layers.Layer], min_size: int, dtype: str):
+        super().__init__(layers, dtype)
+        self._min_size = min_size
+
+    def check_observation_shape(self, observation_shape: tuple[int, ...]) -> None:
+        if len(observation_shape) != 3 or min(observation_shape[:2]) < self._min_size:
+            raise ValueError(
+                "A convolutional network needs observations [height, width, channels] of at least "
+                f"{self._min_size} x {self._min_size} pixels; got shape {observation_shape}. "
+                "The MLP network takes vectors."
+            )
+
+
+class DenseTorso(Torso):
+    """Dense layers over observations of any shape, flattened."""
+
+    def __init__(
+        self,
+        hidden_sizes: Sequence[int],
+        activation: str,
+        initializer: keras.initializers.Initializer | str,
+        dtype: str,
+    ):
+        dense = [
+            keras.layers.Dense(size, activation, kernel_initializer=initializer, dtype=dtype)
+            for size in hidden_sizes
+        ]
+        super().__init__([keras.layers.Reshape((-1,), dtype=dtype), *dense], dtype)
+
+    def check_observation_shape(self, observation_shape: tuple[int, ...]) -> None:
+        pass  # scalars are vectors of one element, images are flattened
+
+
+class ResidualBlock(keras.layers.Layer):
+    """x + convolution(relu(convolution(relu(x)))) with 3 x 3 kernels, as many channels as x."""
+
+    def __init__(self, channels: int, initializer: str, dtype: str):
+        super().__init__(dtype=dtype)
+        self._first = _convolution(channels, initializer, dtype)
+        self._second = _convolution(channels, initializer, dtype)
+
+    def build(self, input_shape):
+        self._first.build(input_shape)
+        self._second.build(input_shape)
+        self.built = True
+
+    def call(self, inputs):
+        hidden = self._first(keras.ops.relu(inputs))
+        return inputs + self._second(keras.ops.relu(hidden))
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
+def residual_torso(
+    channels: Sequence[int], initializer: str = "glorot_uniform", dtype: str = "float32"
+) -> ConvolutionalTorso:
+    """The deep residual torso of IMPALA (Espeholt et al. 2018, figure 3).
+
+    A stack for each of `channels`: a 3 x 3 convolution, 3 x 3 max-pooling with stride 2 and two
+    residual blocks. Then a dense layer of 256.
+    """
+    layers: list[keras.layers.Layer] = []
+    for number in channels:
+        layers += [
+            _convolution(number, initializer, dtype),
+            keras.layers.MaxPooling2D(3, strides=2, padding="same", dtype=dtype),
+            ResidualBlock(number, initializer, dtype),
+            ResidualBlock(number, initializer, dtype),
+        ]
+    layers += [
+        keras.layers.ReLU(dtype=dtype),
+        keras.layers.Flatten(dtype=dtype),
+        keras.layers.Dense(256, "relu", kernel_initializer=initializer, dtype=dtype),
+    ]
+    return ConvolutionalTorso(layers, min_size=1, dtype=dtype)
+
+
+def nature_torso(dtype: str = "float32") -> ConvolutionalTorso:
+    """The torso of the DQN of Mnih et al. 2015: three convolutions and a dense layer of 512.
+
+    Weights start orthogonal with a gain of sqrt(2), which keeps the size of what tells two frames
+    apart from layer to layer. Keras's own initialisation shrinks it, until most of the features
+    die before anything is learned (seen on Pong).
+    """
+
+    def initializer() -> keras.initializers.Initializer:
+        return keras.initializers.Orthogonal(math.sqrt(2))
+
+    def convolution(filters: int, size: int, stride: int) -> keras.layers.Layer:
+        return keras.layers.Conv2D(
+            filters,
+            size,
+            stride,
+            activation="relu",
+            kernel_initializer=initializer(),
+            dtype=dtype,
+        )
+
+    layers = [
+        convolution(32, 8, 4),
+        convolution(64, 4, 2),
+        convolution(64, 3, 1),
+        keras.layers.Flatten(dtype=dtype),
+        keras.layers.Dense(512, "relu", kernel_initializer=initializer(), dtype=dtype),
+    ]
+    return ConvolutionalTorso(layers, min_size=36, dtype=dtype)
+
+
+def _convolution(channels: int, initializer: str, dtype: str) -> keras.layers.Conv2D:
+    return keras.layers.Conv2D(
+        channels, 3, padding="same", kernel_initializer=initializer, dtype=dtype
+    )
+
+
+def variables_of(layers: Sequence[keras.layers.Layer]) -> list[tf.Variable]:
+    """Returns the layers' variables as TensorFlow's own."""
+    return [variable.value for layer in layers for variable in layer.variables]
