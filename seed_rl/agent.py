@@ -59,6 +59,9 @@ class Agent(abc.ABC):
         agent.after_training_step()
         sink.training_done(batch, feedback, training_step)
 
+    Environments that only evaluate act at the same time, by the same `policy`, which tells them by
+    their env_ids; their unrolls go nowhere and their steps are no frames of the training.
+
     Everything under `policy` and `loss` is TensorFlow, traced into tf.functions that must compile
     under XLA with static shapes. An Agent is a tf.Module too, or holds one, as `checkpoint_items`.
     """
@@ -66,6 +69,7 @@ class Agent(abc.ABC):
     unroll_length: int  # T, agent steps
     num_overlapping_steps: int = 0  # burn-in, agent steps
     batch_size: int  # unrolls a training step
+    num_eval_envs: int = 0  # the last of the env_ids, which only evaluate: see `make_agent`
 
     @abc.abstractmethod
     def initial_state(self, batch_size: int) -> Any:

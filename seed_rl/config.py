@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import gin
 
-from seed_rl.environment_factory import load_factory
+from seed_rl.environment_factory import has_parameter, load_factory
 from seed_rl.user_error import UserError
 
 
@@ -44,7 +44,7 @@ def _experiment(agent: str = gin.REQUIRED, environment: str = gin.REQUIRED) -> E
 
 # What the learner's side of a configuration may bind, beside the agent's own: an actor passes over
 # these names, and any other name that it does not know is an error.
-LEARNER_CONFIGURABLES = ("Learner", "adam", "rmsprop", "evaluate")
+LEARNER_CONFIGURABLES = ("Learner", "TaskStatistics", "adam", "rmsprop", "evaluate")
 
 
 class _Unqualified(list):
@@ -137,6 +137,28 @@ def load_agent_factory(path: str) -> Callable[..., Any]:
     if not hasattr(module, name):
         raise ConfigError(f"experiment.agent={path!r}: module {module_name} has no {name!r}")
     return getattr(module, name)
+
+
+def make_agent(path: str, observation_space: Any, action_space: Any, num_envs: int) -> Any:
+    """Makes the agent that 'package.module:name' names.
+
+    Its factory is called as `factory(observation_space, action_space)`, and with `num_envs` too if
+    it has that parameter.
+
+    Args:
+      path: the factory's name.
+      observation_space: of one environment.
+      action_space: of one environment.
+      num_envs: environments of all actors together.
+
+    Raises:
+      ConfigError: see load_agent_factory.
+      whatever the factory raises for settings that do not go together.
+    """
+    factory = load_agent_factory(path)
+    if has_parameter(factory, "num_envs"):
+        return factory(observation_space, action_space, num_envs=num_envs)
+    return factory(observation_space, action_space)
 
 
 def _import_environment(path: str) -> None:

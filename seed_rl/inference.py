@@ -85,29 +85,34 @@ class CentralInference:
         statistics: EpisodeStatistics,
         policy_version: Callable[[], int],
         batch_sizes: Sequence[int],
+        eval_statistics: EpisodeStatistics | None = None,
     ):
         """Args:
-        agent: for its unroll length, overlap and initial state.
+        agent: for its unroll length, overlap, initial state and number of environments that only
+          evaluate.
         policies: one a device, (env_ids, prev_actions, env_outputs, agent_state) of leaves [B, …]
           -> (agent_outputs, agent_state).
         observation_specs: nest of TensorSpec of one environment's observation.
         action_specs: nest of TensorSpec of one environment's action.
         num_envs: number of environments.
         sink: takes the finished unrolls.
-        statistics: is told every transition.
+        statistics: is told every transition of the environments that are trained on.
         policy_version: gives the number of training steps done.
         batch_sizes: sizes that batches are padded to, so that few shapes are ever compiled.
+        eval_statistics: is told every transition of the environments that only evaluate.
         """
         self.num_envs = num_envs
         self._batch_sizes = sorted(batch_sizes)
         self._policies = list(policies)
         self._sink = sink
+        self._num_training_envs = num_envs - agent.num_eval_envs
         self._statistics = statistics
+        self._eval_statistics = eval_statistics
         self._policy_version = policy_version
         self._lock = threading.Lock()
         self._finished = False
         self._waiting = np.zeros(num_envs, bool)  # environments whose actor is to hear the end
-        self.num_steps = 0
+        self.num_steps = 0  # of the environments that are trained on
 
         self._initial_state = map_nest(np.asarray, agent.initial_state(1))
         state_specs = map_nest(lambda x: TensorSpec(x.shape[1:], x.dtype), self._initial_state)
@@ -219,24 +224,35 @@ class CentralInference:
         """Drops the state of environments that started anew, counts the steps of the others."""
         started = self._run_ids.read(ids) != run_ids
         if not started.any():
-            self._statistics.record(ids, env_outputs, raw_rewards)
-            self.num_steps += ids.size - int(np.count_nonzero(env_outputs.abandoned))
+            self._record(ids, env_outputs, raw_rewards)
             return env_outputs
         self._reset(ids[started])
         self._waiting[ids] = True
         self._run_ids.replace(ids, run_ids)
         on = ~started
         if on.any():
-            self._statistics.record(
-                ids[on], map_nest(lambda x: x[on], env_outputs), raw_rewards[on]
-            )
-        self.num_steps += int(np.count_nonzero(on & ~env_outputs.abandoned))
+            self._record(ids[on], map_nest(lambda x: x[on], env_outputs), raw_rewards[on])
         # Whatever came before was torn: nothing is to be learnt from the way to this observation.
         return env_outputs._replace(
             reward=np.where(started, np.float32(0), env_outputs.reward),
             done=env_outputs.done | started,
             abandoned=env_outputs.abandoned | started,
         )
+
+    def _record(self, ids, env_outputs: EnvOutput, raw_rewards) -> None:
+        training = ids < self._num_training_envs
+        for group, statistics in (
+            (training, self._statistics),
+            (~training, self._eval_statistics),
+        ):
+            if statistics is not None and group.any():
+                rows = slice(None) if group.all() else group
+                statistics.record(
+                    ids[rows],
+                    map_nest(lambda x, rows=rows: x[rows], env_outputs),
+                    raw_rewards[rows],
+                )
+        self.num_steps += int(np.count_nonzero(training & ~env_outputs.abandoned))
 
     def _note_openings(self, ids, agent_states) -> None:
         opens = self._store.positions(ids) == self._opening_position
@@ -253,6 +269,9 @@ class CentralInference:
         return map_nest(lambda x: np.asarray(x)[:num_rows], outputs)
 
     def _append(self, ids, timestep: Timestep) -> Unroll | None:
+        training = ids < self._num_training_envs
+        if not training.all():
+            ids, timestep = map_nest(lambda x: x[training], (ids, timestep))
         completed, steps = self._store.append(ids, timestep)
         if not completed.size:
             return None
@@ -270,7 +289,9 @@ class CentralInference:
     def _reset(self, ids: np.ndarray) -> None:
         self._store.reset(ids)
         self._actions.reset(ids)
-        self._statistics.restart(ids)
+        for statistics in (self._statistics, self._eval_statistics):
+            if statistics is not None:
+                statistics.restart(ids)
         states = map_nest(lambda x: np.repeat(x, ids.size, axis=0), self._initial_state)
         self._agent_states.replace(ids, states)
         version = np.full(ids.size, self._policy_version(), np.int64)

@@ -72,6 +72,12 @@ class Learner:
         jit_compile: compile inference and training with XLA, as a TPU requires.
         insecure: allow addresses beyond this machine without encryption.
         """
+        if not 0 <= agent.num_eval_envs < num_envs:
+            raise UserError(
+                f"of --num_envs={num_envs} environments, {agent.num_eval_envs} are to evaluate "
+                "only (num_eval_envs): at least one must be left to train on. Raise --num_envs or "
+                "lower num_eval_envs"
+            )
         if total_frames < 1 or action_repeat < 1 or inference_batch_size < 1:
             raise UserError(
                 "total_frames, action_repeat and inference_batch_size must be at least 1, got "
@@ -94,6 +100,7 @@ class Learner:
         self._resume()
 
         self._statistics = EpisodeStatistics(num_envs, action_repeat)
+        self._eval_statistics = EpisodeStatistics(num_envs, action_repeat)
         self._sink: UnrollSink = agent.make_unroll_sink()
         batch_size = min(max(inference_batch_size, env_batch_size), num_envs)
         self._inference = CentralInference(
@@ -106,6 +113,7 @@ class Learner:
             self._statistics,
             lambda: self._trainer.num_steps,
             padded_sizes(batch_size),
+            self._eval_statistics,
         )
         self._server = Server(
             server_addresses,
@@ -126,7 +134,10 @@ class Learner:
 
     @property
     def frames(self) -> int:
-        """Environment frames so far, those before a resumption included."""
+        """Environment frames trained on so far, those before a resumption included.
+
+        Those of environments that only evaluate are not counted.
+        """
         return self._first_frames + self._inference.num_steps * self._action_repeat
 
     def run(self, stop: threading.Event) -> None:
@@ -182,9 +193,14 @@ class Learner:
     def _log(self, sink_metrics: dict[str, float], seconds: float) -> None:
         frames = self.frames
         self._summaries.episodes(self._statistics.take_finished(), frames)
-        recent_return = self._statistics.recent_mean_return()
-        if recent_return is not None:
-            self._summaries.scalars({"episode/return_last_100": recent_return}, frames)
+        self._summaries.episodes(self._eval_statistics.take_finished(), frames, "eval/episode_")
+        for prefix, statistics in (
+            ("episode/", self._statistics),
+            ("eval/episode_", self._eval_statistics),
+        ):
+            recent_return = statistics.recent_mean_return()
+            if recent_return is not None:
+                self._summaries.scalars({f"{prefix}return_last_100": recent_return}, frames)
         self._summaries.scalars(
             {
                 **self._interval.take(seconds),

@@ -139,8 +139,8 @@ def _make_agent(environment: str, agent: str) -> tuple[Any, Any, Any]:
         spaces = probe.observation_space, probe.action_space
     finally:
         probe.close()
-    factory = config.load_agent_factory(agent)
-    return factory(*spaces), agent_observation_specs(spaces[0]), agent_action_specs(spaces[1])
+    made = config.make_agent(agent, *spaces, FLAGS.num_envs)
+    return made, agent_observation_specs(spaces[0]), agent_action_specs(spaces[1])
 
 
 def run_learner(signals: "StopSignals") -> None:

@@ -23,22 +23,22 @@ class SummaryWriter:
             for name, value in values.items():
                 tf.summary.scalar(name, float(value))
 
-    def episodes(self, episodes: list[EpisodeInfo], frames: int, prefix: str = "") -> None:
+    def episodes(self, episodes: list[EpisodeInfo], frames: int, prefix: str = "episode/") -> None:
         """Writes the means over finished episodes; nothing when there are none.
 
         Args:
           episodes: EpisodeInfos with leaves [k].
           frames: environment frames so far.
-          prefix: put before the names, such as 'eval/'.
+          prefix: put before the names, such as 'eval/episode_'.
         """
         if not episodes:
             return
         merged = EpisodeInfo(*(np.concatenate(field) for field in zip(*episodes, strict=True)))
         self.scalars(
             {
-                f"{prefix}episode/return": merged.raw_returns.mean(),
-                f"{prefix}episode/return_as_trained": merged.returns.mean(),
-                f"{prefix}episode/length_frames": merged.num_frames.mean(),
+                f"{prefix}return": merged.raw_returns.mean(),
+                f"{prefix}return_as_trained": merged.returns.mean(),
+                f"{prefix}length_frames": merged.num_frames.mean(),
             },
             frames,
         )

@@ -28,6 +28,7 @@ class _ConstantAgent:
 
     unroll_length = 20
     num_overlapping_steps = 0
+    num_eval_envs = 0
 
     def initial_state(self, batch_size: int) -> tuple:
         del batch_size

@@ -33,7 +33,8 @@ class ScriptedAgent:
 
     num_actions = 7
 
-    def __init__(self, unroll_length, num_overlapping_steps=0):
+    def __init__(self, unroll_length, num_overlapping_steps=0, num_eval_envs=0):
+        self.num_eval_envs = num_eval_envs
         self.unroll_length = unroll_length
         self.num_overlapping_steps = num_overlapping_steps
         self.sizes = []  # of the batches it was called with
@@ -86,6 +87,7 @@ class Setup:
         self.agent = agent
         self.sink = sink or ListSink()
         self.statistics = EpisodeStatistics(num_envs, action_repeat=1)
+        self.eval_statistics = EpisodeStatistics(num_envs, action_repeat=1)
         self.version = 0
         self.policies = policies or [agent.policy]
         self.inference = CentralInference(
@@ -98,6 +100,7 @@ class Setup:
             self.statistics,
             lambda: self.version,
             batch_sizes,
+            self.eval_statistics,
         )
         agent.sizes.clear()
 
@@ -473,3 +476,40 @@ def test_a_call_overtaken_by_a_restart_leaves_no_trace_in_the_new_run():
     assert answers[1] == 2 * (3 + 7 + 8 + first) % 7
     setup.step([1], 1)  # its run goes on: the late call counted for it
     assert setup.sink.unrolls[1][0].env_outputs.observation[:, 0].tolist() == [1, 50, 1]
+
+
+def test_environments_that_only_evaluate():
+    setup = Setup(ScriptedAgent(unroll_length=2, num_eval_envs=2), num_envs=4)
+    all_ids = [3, 0, 2, 1]
+    plain = [PlainEnvironment(i, setup.agent) for i in range(4)]
+    for t in range(6):
+        output = quiet(4, reward=[30.0 + t, t, 20.0 + t, 10.0 + t], done=t in (3, 5))
+        actions = setup.step(all_ids, 1, output)
+        # They act like all others.
+        for row, env_id in enumerate(all_ids):
+            one = EnvOutput(*(leaf[row] for leaf in output))
+            assert actions[row] == plain[env_id].step(1, one, one.reward, 0)
+    assert sorted(setup.sink.unrolls) == [0, 1]
+    for env_id in (0, 1):
+        assert_same_unrolls(setup.sink.unrolls[env_id], plain[env_id].unrolls)
+    assert setup.inference.num_steps == 5 * 2
+
+    def ended(statistics):
+        rows = [zip(e.env_ids, e.raw_returns, strict=True) for e in statistics.take_finished()]
+        return sorted((int(i), float(r)) for part in rows for i, r in part)
+
+    # The first reward belongs to the start and does not count: 1 + 2 + 3, and 4 + 5.
+    assert ended(setup.statistics) == sorted([(0, 6.0), (0, 9.0), (1, 36.0), (1, 29.0)])
+    assert ended(setup.eval_statistics) == sorted([(2, 66.0), (2, 49.0), (3, 96.0), (3, 69.0)])
+
+
+def test_a_group_of_only_evaluating_or_only_training_environments():
+    setup = Setup(ScriptedAgent(unroll_length=1, num_eval_envs=1), num_envs=2)
+    for _ in range(3):
+        setup.step([1], 1)
+    assert setup.sink.unrolls == {}
+    assert setup.inference.num_steps == 0
+    for _ in range(3):
+        setup.step([0], 1)
+    assert len(setup.sink.unrolls[0]) == 2
+    assert setup.inference.num_steps == 2

@@ -55,16 +55,16 @@ def test_episodes_are_averaged_one_by_one_not_group_by_group(tmp_path):
     groups = [info([10, 20, 60], [1, 2, 3], [10, 20, 30]), info([30], [6], [60])]
     writer.episodes(groups, 5)
     writer.episodes([], 6)
-    writer.episodes(groups[1:], 7, prefix="eval/")
+    writer.episodes(groups[1:], 7, prefix="eval/episode_")
     writer.close()
     scalars, _ = events(tmp_path)
     assert scalars == {
         "episode/return": [(5, 30.0)],
         "episode/return_as_trained": [(5, 3.0)],
         "episode/length_frames": [(5, 30.0)],
-        "eval/episode/return": [(7, 60.0)],
-        "eval/episode/return_as_trained": [(7, 6.0)],
-        "eval/episode/length_frames": [(7, 30.0)],
+        "eval/episode_return": [(7, 60.0)],
+        "eval/episode_return_as_trained": [(7, 6.0)],
+        "eval/episode_length_frames": [(7, 30.0)],
     }
 
 

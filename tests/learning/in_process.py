@@ -37,8 +37,11 @@ class InProcessTraining:
         experiment = config.load([gin_config], bindings, for_actor=False)
         tf.keras.utils.set_random_seed(seed)
         self._environments = make_environment_batch(experiment.environment, range(num_envs), seed)
-        self.agent = config.load_agent_factory(experiment.agent)(
-            self._environments.observation_space, self._environments.action_space
+        self.agent = config.make_agent(
+            experiment.agent,
+            self._environments.observation_space,
+            self._environments.action_space,
+            num_envs,
         )
         self.total_frames = int(gin.query_parameter("Learner.total_frames"))
         steps = self.total_frames * self.agent.train_steps_per_frame(action_repeat=1)
