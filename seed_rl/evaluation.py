@@ -1,6 +1,6 @@
 """Plays episodes with a trained policy and says how well it does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gin
@@ -11,6 +11,8 @@ from seed_rl.agent import Agent
 from seed_rl.agent_specs import agent_action_specs
 from seed_rl.environment import EnvironmentBatch, Rows
 from seed_rl.nests import map_nest
+from seed_rl.structures import EpisodeInfo
+from seed_rl.task_statistics import TaskStatistics
 from seed_rl.video import VideoWriter
 
 
@@ -19,6 +21,8 @@ class EvaluationResult(NamedTuple):
 
     returns: np.ndarray  # float32 [num_episodes], raw
     normalized_scores: np.ndarray | None  # float [num_episodes], percent of a human's score
+    task_returns: Mapping[str, Sequence[float]] = {}  # task → raw returns, where there are tasks
+    mean_capped_score: float | None = None  # over all tasks, percent
 
     def report(self) -> str:
         """Says it in words, a line a figure."""
@@ -35,6 +39,11 @@ class EvaluationResult(NamedTuple):
                 f"mean human-normalised score    {self.normalized_scores.mean():.1f} %",
                 f"median human-normalised score  {np.median(self.normalized_scores):.1f} %",
             ]
+        for task, task_returns in self.task_returns.items():
+            mean, count = np.mean(task_returns), len(task_returns)
+            lines.append(f"mean return of {task}  {mean:.3f} ({count} episodes)")
+        if self.mean_capped_score is not None:
+            lines.append(f"mean capped human-normalised score  {self.mean_capped_score:.1f} %")
         return "\n".join(lines)
 
 
@@ -50,7 +59,8 @@ def evaluate(
     """Plays `num_episodes` episodes.
 
     Every environment plays its share of them from its first episode on, so that short episodes
-    do not count more often than long ones. An episode that a failure tore is played again.
+    do not count more often than long ones. An episode that a failure tore is played again. Where
+    environments have tasks, see TaskStatistics, the result has the returns of each.
 
     Args:
       agent: with its variables restored.
@@ -70,6 +80,7 @@ def evaluate(
     quota = np.full(environments.num_envs, num_episodes // environments.num_envs)
     quota[: num_episodes % environments.num_envs] += 1
     returns: list[float] = []
+    players: list[int] = []
     played = np.zeros(environments.num_envs, np.int64)
     writer = VideoWriter(video_path) if video_path else None
     try:
@@ -79,6 +90,7 @@ def evaluate(
             for index, episode_return in player.step():
                 if played[index] < quota[index]:
                     returns.append(episode_return)
+                    players.append(index)
                 played[index] += 1
             if writer and played[0] < max(1, quota[0]):
                 writer.add(environments.render())
@@ -89,7 +101,17 @@ def evaluate(
     scores = None
     if normalized_score is not None:
         scores = np.array([normalized_score(raw_return=float(r)) for r in all_returns])
-    return EvaluationResult(all_returns, scores)
+    tasks = _by_task(environments.env_indices, players, all_returns)
+    return EvaluationResult(all_returns, scores, tasks.recent_returns(), tasks.mean_capped_score())
+
+
+def _by_task(env_ids: Sequence[int], players: list[int], returns: np.ndarray) -> TaskStatistics:
+    """Sorts returns [num_episodes] by task; `players` says which of env_ids played each episode."""
+    tasks = TaskStatistics(env_ids, num_recent=len(returns))
+    played_by = np.array([env_ids[i] for i in players], np.int32)
+    unknown = np.zeros(len(returns), np.int64)  # the lengths
+    tasks.record([EpisodeInfo(unknown, returns, returns, played_by)])
+    return tasks
 
 
 class _Player:

@@ -1,5 +1,6 @@
 """Playing episodes with a trained policy."""
 
+import gin
 import gymnasium
 import numpy as np
 import pytest
@@ -173,3 +174,24 @@ def test_the_report():
 def test_one_episode_has_no_standard_error():
     report = EvaluationResult(np.array([3.0], np.float32), None).report()
     assert "standard error  nan" in report and "normalised" not in report
+
+
+def test_returns_are_sorted_by_task_where_environments_have_one(play):
+    gin.external_configurable(lambda env_id: f"task {env_id}", "task_of_scripted")
+    gin.external_configurable(lambda task, result: result / 4, "score_of_scripted")
+    with gin.unlock_config():
+        gin.bind_parameter("TaskStatistics.task_of_env", gin.get_configurable("task_of_scripted"))
+        gin.bind_parameter("TaskStatistics.score", gin.get_configurable("score_of_scripted"))
+    try:
+        result, _ = play(2, 3)
+    finally:
+        gin.clear_config()
+    # Action 4 all along: episodes of environment 0 have two steps, of environment 1 five.
+    assert result.task_returns == {"task 0": [2 * 4, 2 * 14], "task 1": [5 * 104]}
+    # A quarter of 18, and of 520, which is capped at 100.
+    assert result.mean_capped_score == pytest.approx((4.5 + 100) / 2)
+    assert result.report().splitlines()[-3:] == [
+        "mean return of task 0  18.000 (2 episodes)",
+        "mean return of task 1  520.000 (1 episodes)",
+        "mean capped human-normalised score  52.2 %",
+    ]
