@@ -12,6 +12,7 @@ PACKAGE_DIR = {
     "seed_rl": "seed_rl",
     "seed_rl.benchmarks": "seed_rl/benchmarks",
     "seed_rl.agents": "agents",
+    "seed_rl.agents.r2d2": "agents/r2d2",
     "seed_rl.agents.vtrace": "agents/vtrace",
     "seed_rl.configs": "configs",
     "seed_rl.envs": "envs",
@@ -61,6 +62,7 @@ setup(
         "rich>=13",  # live progress in the terminal
         "tensorboard>=2.19",
         "tensorflow>=2.19",
+        "zstandard>=0.22",  # frames of a replay
     ],
     extras_require={
         "atari": ["ale-py>=0.11", "opencv-python-headless>=4.8"],
