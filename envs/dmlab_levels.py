@@ -75,9 +75,10 @@ def needs_hold_out_levels(level: str) -> bool:
 
 def suggestions(level: str) -> str:
     """Returns ' Did you mean …?' with the levels of DMLab-30 of a similar name, or nothing."""
+    if level_name(level) in _BY_EITHER_NAME:
+        return ""
     name = level.rpartition("/")[2].lower()
     near = difflib.get_close_matches(name, _BY_EITHER_NAME, n=3, cutoff=0.6)
-    near = [n for n in near if n != level_name(level)]
     return f" Did you mean {', '.join(near)}?" if near else ""
 
 

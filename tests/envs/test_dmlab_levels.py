@@ -84,6 +84,13 @@ def test_levels_take_turns():
     assert len({level_of_env(i) for i in range(30)}) == 30
 
 
+def test_suggestions_are_for_names_that_are_not_known():
+    hint = dmlab_levels.suggestions("Lasertag_one_oponent_small")
+    assert hint.startswith(" Did you mean lasertag_one_opponent_small, ")
+    assert dmlab_levels.suggestions("contributed/dmlab30/rooms_watermaze") == ""
+    assert dmlab_levels.suggestions("lt_chasm") == ""
+
+
 # Scores
 
 
