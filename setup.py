@@ -12,6 +12,7 @@ PACKAGE_DIR = {
     "seed_rl": "seed_rl",
     "seed_rl.benchmarks": "seed_rl/benchmarks",
     "seed_rl.agents": "agents",
+    "seed_rl.agents.r2d2": "agents/r2d2",
     "seed_rl.agents.vtrace": "agents/vtrace",
     "seed_rl.configs": "configs",
     "seed_rl.envs": "envs",

@@ -48,7 +48,7 @@ class Agent(abc.ABC):
     """An agent, as the learner uses it:
 
         agent = make_agent(observation_space, action_space)
-        sink = agent.make_unroll_sink()
+        sink = agent.make_unroll_sink(unroll_specs)
         # inference, for every batch of environments:
         agent_outputs, agent_state = agent.policy(env_ids, prev_actions, env_outputs, agent_state)
         # and whenever an environment has completed an unroll:
@@ -69,7 +69,7 @@ class Agent(abc.ABC):
     unroll_length: int  # T, agent steps
     num_overlapping_steps: int = 0  # burn-in, agent steps
     batch_size: int  # unrolls a training step
-    num_eval_envs: int = 0  # the last of the env_ids, which only evaluate: see `make_agent`
+    num_eval_envs: int = 0  # the last of the env_ids, which only evaluate
 
     @abc.abstractmethod
     def initial_state(self, batch_size: int) -> Any:
@@ -92,8 +92,12 @@ class Agent(abc.ABC):
         """Is `policy` without exploration: the most likely or most valued actions."""
 
     @abc.abstractmethod
-    def make_unroll_sink(self) -> UnrollSink:
-        """Returns where finished unrolls go."""
+    def make_unroll_sink(self, unroll_specs: Unroll) -> UnrollSink:
+        """Returns where finished unrolls go.
+
+        Args:
+          unroll_specs: an Unroll of TensorSpecs, as one unroll is stored: leaves [T + 1, …].
+        """
 
     @abc.abstractmethod
     def make_optimizer(self, num_training_steps: int) -> Any:

@@ -61,6 +61,58 @@ def inference_output_specs(action_specs: Any) -> Any:
     return map_nest(lambda s: TensorSpec((None, *s.shape), s.dtype, s.name), action_specs)
 
 
+def timestep_specs(
+    agent: Agent, policy: Policy, observation_specs: Any, action_specs: Any, batch_size: int
+) -> Timestep:
+    """Returns the TensorSpecs of one step of one environment.
+
+    What the policy puts out is found by calling it once, on a batch of zeros.
+    """
+
+    def zeros(spec: Any) -> np.ndarray:
+        return np.zeros((batch_size, *spec.shape[1:]), spec.dtype)
+
+    env_ids, _, env_outputs, _ = map_nest(zeros, inference_input_specs(observation_specs))
+    actions = map_nest(lambda s: np.zeros((batch_size, *s.shape), s.dtype), action_specs)
+    states = map_nest(np.asarray, agent.initial_state(batch_size))
+    outputs, _ = policy(env_ids, actions, env_outputs, states)
+
+    def of_one(x: Any) -> TensorSpec:
+        return TensorSpec(x.shape[1:], x.dtype)
+
+    return Timestep(
+        prev_action=action_specs,
+        env_output=map_nest(of_one, env_outputs),
+        agent_output=map_nest(of_one, map_nest(np.asarray, outputs)),
+    )
+
+
+def unroll_specs(
+    agent: Agent, policy: Policy, observation_specs: Any, action_specs: Any, batch_size: int
+) -> Unroll:
+    """Returns the TensorSpecs of one unroll, as CentralInference hands it to the sink.
+
+    Args:
+      agent: the agent.
+      policy: its compiled policy.
+      observation_specs: nest of TensorSpec of one environment's observation.
+      action_specs: nest of TensorSpec of one environment's action.
+      batch_size: the policy is called once, on a batch of this size.
+    """
+    step = timestep_specs(agent, policy, observation_specs, action_specs, batch_size)
+    length = agent.num_overlapping_steps + agent.unroll_length + 1
+    steps = map_nest(lambda s: TensorSpec((length, *s.shape), s.dtype), step)
+    state = map_nest(np.asarray, agent.initial_state(1))
+    return Unroll(
+        agent_state=map_nest(lambda x: TensorSpec(x.shape[1:], x.dtype), state),
+        prev_actions=steps.prev_action,
+        env_outputs=steps.env_output,
+        agent_outputs=steps.agent_output,
+        env_id=TensorSpec((), np.dtype(np.int32)),
+        policy_version=TensorSpec((), np.dtype(np.int64)),
+    )
+
+
 class CentralInference:
     """Runs the policy for batches of environments and keeps each environment's state.
 
@@ -131,7 +183,9 @@ class CentralInference:
         self._store = UnrollStore(
             num_envs,
             agent.unroll_length,
-            self._timestep_specs(observation_specs, action_specs),
+            timestep_specs(
+                agent, self._policies[0], observation_specs, action_specs, self._batch_sizes[0]
+            ),
             agent.num_overlapping_steps,
         )
         # The step at this position of an unroll is the first of the next one.
@@ -296,26 +350,6 @@ class CentralInference:
         self._agent_states.replace(ids, states)
         version = np.full(ids.size, self._policy_version(), np.int64)
         self._openings.replace(ids, _Opening(states, version))
-
-    def _timestep_specs(self, observation_specs, action_specs) -> Timestep:
-        """Finds out what the policy puts out by calling it once on zeros."""
-
-        def zeros(spec: Any) -> np.ndarray:
-            return np.zeros((self._batch_sizes[0], *spec.shape[1:]), spec.dtype)
-
-        specs = map_nest(zeros, inference_input_specs(observation_specs))
-        env_ids, _, env_outputs, _ = specs
-        actions = map_nest(lambda s: np.zeros((env_ids.size, *s.shape), s.dtype), action_specs)
-        states = map_nest(lambda x: np.repeat(x, env_ids.size, axis=0), self._initial_state)
-        agent_outputs, _ = self._policies[0](env_ids, actions, env_outputs, states)
-        row = map_nest(
-            lambda x: TensorSpec(x.shape[1:], x.dtype), map_nest(np.asarray, agent_outputs)
-        )
-        return Timestep(
-            prev_action=action_specs,
-            env_output=map_nest(lambda x: TensorSpec(x.shape[1:], x.dtype), env_outputs),
-            agent_output=row,
-        )
 
 
 def _pad(x: np.ndarray, size: int) -> np.ndarray:

@@ -16,7 +16,12 @@ from seed_rl.checkpoints import Checkpoints
 from seed_rl.episode_statistics import EpisodeStatistics
 from seed_rl.export import export_policy
 from seed_rl.grpc_service import Server
-from seed_rl.inference import CentralInference, inference_input_specs, inference_output_specs
+from seed_rl.inference import (
+    CentralInference,
+    inference_input_specs,
+    inference_output_specs,
+    unroll_specs,
+)
 from seed_rl.progress import FrameRate, ProgressReporter
 from seed_rl.summaries import SummaryWriter
 from seed_rl.training import Trainer
@@ -101,18 +106,22 @@ class Learner:
 
         self._statistics = EpisodeStatistics(num_envs, action_repeat)
         self._eval_statistics = EpisodeStatistics(num_envs, action_repeat)
-        self._sink: UnrollSink = agent.make_unroll_sink()
+        policy = tf.function(agent.policy, jit_compile=jit_compile, autograph=False)
         batch_size = min(max(inference_batch_size, env_batch_size), num_envs)
+        sizes = padded_sizes(batch_size)
+        self._sink: UnrollSink = agent.make_unroll_sink(
+            unroll_specs(agent, policy, observation_specs, action_specs, sizes[0])
+        )
         self._inference = CentralInference(
             agent,
-            [tf.function(agent.policy, jit_compile=jit_compile, autograph=False)],
+            [policy],
             observation_specs,
             action_specs,
             num_envs,
             self._sink,
             self._statistics,
             lambda: self._trainer.num_steps,
-            padded_sizes(batch_size),
+            sizes,
             self._eval_statistics,
         )
         self._server = Server(

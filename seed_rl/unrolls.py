@@ -30,6 +30,26 @@ class Unroll(NamedTuple):
     policy_version: Any  # int64 scalar: training steps done when the first step was taken
 
 
+_WITHOUT_TIME = ("agent_state", "env_id", "policy_version")
+
+
+def batch_time_major(unrolls: Unroll) -> Unroll:
+    """Turns a batch of unrolls from leaves [B, T + 1, …] to [T + 1, B, …], copied.
+
+    Leaves without a time dimension (agent_state, env_id, policy_version) stay [B, …].
+    """
+    fields = {
+        field: map_nest(
+            np.asarray
+            if field in _WITHOUT_TIME
+            else lambda x: np.ascontiguousarray(np.swapaxes(x, 0, 1)),
+            getattr(unrolls, field),
+        )
+        for field in Unroll._fields
+    }
+    return Unroll(**fields)
+
+
 def stack_time_major(unrolls: Sequence[Unroll]) -> Unroll:
     """Batches unrolls (leaves [T + 1, …]) into one Unroll with leaves [T + 1, B, …].
 
@@ -42,7 +62,7 @@ def stack_time_major(unrolls: Sequence[Unroll]) -> Unroll:
 
     fields = {}
     for field in Unroll._fields:
-        axis = 0 if field in ("agent_state", "env_id", "policy_version") else 1
+        axis = 0 if field in _WITHOUT_TIME else 1
         rows = [getattr(unroll, field) for unroll in unrolls]
         fields[field] = map_nest(lambda *leaves, axis=axis: stack(axis, *leaves), *rows)
     return Unroll(**fields)

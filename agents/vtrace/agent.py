@@ -116,7 +116,8 @@ class VTraceAgent(Agent):
         outputs, agent_state = self.policy(env_ids, prev_actions, env_outputs, agent_state)
         return outputs._replace(action=self._distribution.mode(outputs.policy_logits)), agent_state
 
-    def make_unroll_sink(self) -> QueueSink:
+    def make_unroll_sink(self, unroll_specs: Unroll) -> QueueSink:
+        del unroll_specs
         return QueueSink(self.batch_size, self._queue_capacity)
 
     def make_optimizer(self, num_training_steps: int) -> Any:

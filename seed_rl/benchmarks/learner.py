@@ -14,6 +14,7 @@ from seed_rl.agent import Agent, UnrollSink
 from seed_rl.agents.vtrace.networks import AgentOutput
 from seed_rl.benchmarks import workload
 from seed_rl.benchmarks.feeders import constant_env_outputs
+from seed_rl.grpc_service import TensorSpec
 from seed_rl.nests import map_nest
 from seed_rl.training import Trainer
 from seed_rl.unroll_queue import QueueClosedError
@@ -86,9 +87,12 @@ def main() -> None:
     batch = stack_time_major(
         [map_nest(lambda x, i=i: x[i], batch_of_unrolls) for i in range(workload.BATCH_SIZE)]
     )
+    specs = map_nest(lambda x: TensorSpec(x.shape[1:], x.dtype), batch_of_unrolls)
     few = map_nest(lambda x: x[:8], batch_of_unrolls)
     before = bare_steps_per_second(trainer, batch, args.training_steps)
-    real = learner_steps_per_second(trainer, agent.make_unroll_sink(), few, args.training_steps)
+    real = learner_steps_per_second(
+        trainer, agent.make_unroll_sink(specs), few, args.training_steps
+    )
     after = bare_steps_per_second(trainer, batch, args.training_steps)
     bare = (before + after) / 2
     print(

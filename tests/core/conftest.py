@@ -56,7 +56,7 @@ class TinyAgent(Agent):
         scores, state = self._scores(env_outputs, agent_state)
         return TinyOutput(tf.argmax(scores, -1, tf.int32), scores), state
 
-    def make_unroll_sink(self):
+    def make_unroll_sink(self, unroll_specs):
         return QueueSink(self.batch_size, self.batch_size)
 
     def make_optimizer(self, num_training_steps):

@@ -49,8 +49,8 @@ def make_agent(tiny_agent):
             super().__init__()
             self.batches, self._stop, self._stop_after = [], stop, stop_after
 
-        def make_unroll_sink(self):
-            sink = super().make_unroll_sink()
+        def make_unroll_sink(self, unroll_specs):
+            sink = super().make_unroll_sink(unroll_specs)
             next_batch = sink.next_batch
 
             def noted(timeout):

@@ -10,7 +10,7 @@ from seed_rl import config
 from seed_rl.agent_specs import agent_action_specs, agent_observation_specs
 from seed_rl.environment import make_environment_batch
 from seed_rl.episode_statistics import EpisodeStatistics
-from seed_rl.inference import CentralInference
+from seed_rl.inference import CentralInference, unroll_specs
 from seed_rl.nests import map_nest
 from seed_rl.training import Trainer
 
@@ -30,10 +30,8 @@ class InProcessTraining:
         num_envs: environments.
         seed: of environments and network.
         """
-        bindings = [
-            *bindings,
-            f"VTraceAgent.queue_capacity={4 * num_envs}",
-        ]  # one thread: nobody to wait for
+        if "vtrace" in gin_config:  # one thread: nobody to wait for
+            bindings = [*bindings, f"VTraceAgent.queue_capacity={4 * num_envs}"]
         experiment = config.load([gin_config], bindings, for_actor=False)
         tf.keras.utils.set_random_seed(seed)
         self._environments = make_environment_batch(experiment.environment, range(num_envs), seed)
@@ -46,14 +44,19 @@ class InProcessTraining:
         self.total_frames = int(gin.query_parameter("Learner.total_frames"))
         steps = self.total_frames * self.agent.train_steps_per_frame(action_repeat=1)
         self._trainer = Trainer(self.agent, self.agent.make_optimizer(round(steps)))
-        self._sink = self.agent.make_unroll_sink()
         self.statistics = EpisodeStatistics(num_envs, action_repeat=1)
         self._policy = tf.function(self.agent.policy, autograph=False)
+        specs = (
+            agent_observation_specs(self._environments.observation_space),
+            agent_action_specs(self._environments.action_space),
+        )
+        self._sink = self.agent.make_unroll_sink(
+            unroll_specs(self.agent, self._policy, *specs, num_envs)
+        )
         self.inference = CentralInference(
             self.agent,
             [self._policy],
-            agent_observation_specs(self._environments.observation_space),
-            agent_action_specs(self._environments.action_space),
+            *specs,
             num_envs,
             self._sink,
             self.statistics,

@@ -1,0 +1,293 @@
+"""The R2D2 agent: what it supplies to the learner."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import gymnasium
+import numpy as np
+import tensorflow as tf
+
+from seed_rl import optimizers
+from seed_rl.agent import Agent, LossOutputs
+from seed_rl.agents.r2d2 import exploration, losses, networks
+from seed_rl.agents.r2d2.networks import AgentOutput
+from seed_rl.replay import PrioritizedReplay
+from seed_rl.replay_sink import ReplayBatch, ReplaySink
+from seed_rl.structures import EnvOutput
+from seed_rl.unrolls import Unroll
+from seed_rl.user_error import UserError
+
+
+@gin.configurable
+class R2D2Agent(Agent):
+    """Recurrent double Q-learning from prioritised replay (Kapturowski et al. 2019).
+
+    The defaults are the settings of SEED RL for Atari-57 (Espeholt et al. 2020, section A.3.1).
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space,
+        action_space: gymnasium.Space,
+        num_envs: int,
+        network: Callable[..., Any] = networks.DuelingLSTMDQNNet,
+        optimizer: Callable[[int], Any] = optimizers.adam,
+        unroll_length: int = 80,
+        burn_in: int = 40,
+        batch_size: int = 64,
+        discount: float = 0.997,
+        n_steps: int = 5,
+        target_update_period: int = 2500,
+        replay_size: int | None = 100_000,
+        replay_max_bytes: float | None = None,
+        min_replay_size: int = 5_000,
+        replay_ratio: float = 0.75,
+        priority_exponent: float = 0.9,
+        importance_sampling_exponent: float = 0.6,
+        eta: float = 0.9,
+        max_abs_reward: float = 0.0,
+        max_gradient_norm: float = 80.0,
+        num_eval_envs: int = 0,
+        eval_epsilon: float = 1e-3,
+        use_stored_state: bool = True,
+    ):
+        """Args:
+        observation_space: of one environment.
+        action_space: of one environment; Discrete.
+        num_envs: environments of all actors together.
+        network: makes a network, from num_actions, observation_shape and observation_dtype.
+        optimizer: makes the Keras optimizer, from the number of training steps of the whole run.
+        unroll_length: agent steps an unroll that are learned from.
+        burn_in: agent steps before them that only warm the recurrent state up. Successive unrolls
+          overlap by so many.
+        batch_size: unrolls a training step.
+        discount: γ, an agent step.
+        n_steps: n of the n-step targets.
+        target_update_period: training steps between copies to the target network.
+        replay_size: unrolls held; None leaves it to replay_max_bytes.
+        replay_max_bytes: bytes held at most; None: no limit but replay_size.
+        min_replay_size: unrolls collected before training starts.
+        replay_ratio: how often an unroll is trained on in the mean.
+        priority_exponent: unrolls are drawn in proportion to their priority to this power.
+        importance_sampling_exponent: of the weights against the bias of that.
+        eta: the share of the largest error in an unroll's priority; the rest is the mean error's.
+        max_abs_reward: rewards are clipped to ± this in the loss; 0: not at all.
+        max_gradient_norm: gradients are scaled down to this global norm; 0: not at all.
+        num_eval_envs: environments, the last ones, that only evaluate.
+        eval_epsilon: share of random actions in them.
+        use_stored_state: start from the recurrent state in which the unroll was recorded; if not,
+          from zeros.
+        """
+        if not isinstance(action_space, gymnasium.spaces.Discrete):
+            raise UserError(
+                "R2D2 learns Q-values of discrete actions, but the action space is "
+                f"{action_space}: use V-trace, or make the actions discrete"
+            )
+        if not isinstance(observation_space, gymnasium.spaces.Box):
+            raise UserError(
+                "R2D2's networks take observations that are one array, but the observation space "
+                f"is {observation_space}: flatten it, for example with "
+                "gymnasium.wrappers.FlattenObservation"
+            )
+        self.unroll_length, self.num_overlapping_steps = unroll_length, burn_in
+        self.batch_size, self.num_eval_envs = batch_size, num_eval_envs
+        self._replay_settings = {
+            "size": replay_size and int(replay_size),
+            "importance_sampling_exponent": importance_sampling_exponent,
+            "max_bytes": replay_max_bytes and int(replay_max_bytes),
+        }
+        self._sink_settings = {
+            "min_unrolls": min_replay_size,
+            "replay_ratio": replay_ratio,
+            "priority_exponent": priority_exponent,
+        }
+        self._loss_settings = {
+            "gamma": discount,
+            "n_steps": n_steps,
+            "max_abs_reward": max_abs_reward,
+        }
+        self._eta = eta
+        self._check_numbers(replay_size, target_update_period, max_gradient_norm)
+        self._optimizer = optimizer
+        self._max_gradient_norm = max_gradient_norm
+        self._target_update_period = target_update_period
+        self._use_stored_state = use_stored_state
+        self._num_actions = int(action_space.n)
+        self._explore = functools.partial(
+            exploration.apply_epsilon_greedy,
+            num_training_envs=max(1, num_envs - num_eval_envs),
+            num_eval_envs=num_eval_envs,
+            eval_epsilon=eval_epsilon,
+            num_actions=self._num_actions,
+        )
+        self._network, self._target_network = (
+            network(
+                num_actions=self._num_actions,
+                observation_shape=observation_space.shape,
+                observation_dtype=observation_space.dtype,
+            )
+            for _ in range(2)
+        )
+        self._num_updates = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._copy_to_target()
+
+    def _check_numbers(self, replay_size, target_update_period, max_gradient_norm) -> None:
+        replay, sink, loss = self._replay_settings, self._sink_settings, self._loss_settings
+        for name, value, least in (
+            ("unroll_length", self.unroll_length, 1),
+            ("burn_in", self.num_overlapping_steps, 0),
+            ("batch_size", self.batch_size, 1),
+            ("n_steps", loss["n_steps"], 1),
+            ("target_update_period", target_update_period, 1),
+            ("min_replay_size", sink["min_unrolls"], 1),
+            ("num_eval_envs", self.num_eval_envs, 0),
+            ("priority_exponent", sink["priority_exponent"], 0),
+            ("importance_sampling_exponent", replay["importance_sampling_exponent"], 0),
+            ("max_abs_reward", loss["max_abs_reward"], 0),
+            ("max_gradient_norm", max_gradient_norm, 0),
+        ):
+            if value < least:
+                raise UserError(f"R2D2Agent.{name} must be at least {least}, got {value}")
+        for name, value in (("discount", loss["gamma"]), ("eta", self._eta)):
+            if not 0.0 <= value <= 1.0:
+                raise UserError(f"R2D2Agent.{name} must be in [0, 1], got {value}")
+        if not sink["replay_ratio"] > 0:
+            raise UserError(f"R2D2Agent.replay_ratio must be positive, got {sink['replay_ratio']}")
+        if self.unroll_length <= self.num_overlapping_steps:
+            raise UserError(
+                f"R2D2Agent.unroll_length ({self.unroll_length}) must be greater than its burn_in "
+                f"({self.num_overlapping_steps})"
+            )
+        if replay_size is not None and replay_size < sink["min_unrolls"]:
+            raise UserError(
+                f"R2D2Agent.replay_size ({replay_size}) must be at least its min_replay_size "
+                f"({sink['min_unrolls']}), or training would never start"
+            )
+
+    def initial_state(self, batch_size: int) -> Any:
+        return self._network.initial_state(batch_size)
+
+    def policy(
+        self, env_ids: Any, prev_actions: Any, env_outputs: EnvOutput, agent_state: Any
+    ) -> tuple[AgentOutput, Any]:
+        outputs, agent_state = self._network((prev_actions, env_outputs), agent_state)
+        return outputs._replace(action=self._explore(outputs.action, env_ids)), agent_state
+
+    def greedy_policy(
+        self, env_ids: Any, prev_actions: Any, env_outputs: EnvOutput, agent_state: Any
+    ) -> tuple[AgentOutput, Any]:
+        del env_ids
+        return self._network((prev_actions, env_outputs), agent_state)
+
+    def make_unroll_sink(self, unroll_specs: Unroll) -> ReplaySink:
+        return ReplaySink(
+            PrioritizedReplay(specs=unroll_specs, **self._replay_settings),
+            self.batch_size,
+            initial_priorities=self.initial_priorities,
+            **self._sink_settings,
+        )
+
+    def initial_priorities(self, unrolls: Unroll) -> np.ndarray:
+        """Priorities of finished unrolls from the Q-values that acted (section 2.3).
+
+        The acting network stands for both, the one that learns and the target network.
+
+        Args:
+          unrolls: leaves [n, burn_in + T + 1, …].
+
+        Returns:
+          float32 [n].
+        """
+
+        def time_major(x: Any) -> np.ndarray:
+            return np.swapaxes(x[:, self.num_overlapping_steps :], 0, 1)
+
+        q_values = time_major(unrolls.agent_outputs.q_values)
+        outputs = unrolls.env_outputs
+        errors = losses.td_errors(
+            q_values,
+            time_major(unrolls.agent_outputs.action),
+            q_values.max(axis=-1),
+            EnvOutput(
+                time_major(outputs.reward),
+                time_major(outputs.done),
+                (),
+                time_major(outputs.abandoned),
+                (),
+            ),
+            **self._loss_settings,
+        )
+        return losses.priorities_of(errors, self._eta).numpy()
+
+    def make_optimizer(self, num_training_steps: int) -> Any:
+        return self._optimizer(num_training_steps)
+
+    def loss(self, batch: ReplayBatch) -> LossOutputs:
+        unrolls = batch.unrolls
+        state = unrolls.agent_state
+        if not self._use_stored_state:
+            state = tf.nest.map_structure(tf.zeros_like, state)
+        result = losses.compute_loss_and_priorities(
+            self._network,
+            self._target_network,
+            state,
+            unrolls.prev_actions,
+            unrolls.env_outputs,
+            unrolls.agent_outputs,
+            burn_in=self.num_overlapping_steps,
+            eta=self._eta,
+            **self._loss_settings,
+        )
+        loss = tf.reduce_mean(result.loss * batch.weights)
+        metrics = {
+            "r2d2/loss_unweighted": tf.reduce_mean(result.loss),
+            "r2d2/priority_mean": tf.reduce_mean(result.priorities),
+            "r2d2/priority_max": tf.reduce_max(result.priorities),
+            "r2d2/weight_mean": tf.reduce_mean(batch.weights),
+            "r2d2/acting_q_value": tf.reduce_mean(
+                tf.reduce_max(unrolls.agent_outputs.q_values, axis=-1)
+            ),
+        }
+        return LossOutputs(loss, metrics, result.priorities)
+
+    def after_training_step(self) -> None:
+        """Copies the network to the target network, once in target_update_period calls."""
+        due = self._num_updates.assign_add(1) % self._target_update_period == 0
+        for target, source in self._variable_pairs():
+            target.assign(tf.where(due, source, target))
+
+    def _copy_to_target(self) -> None:
+        for target, source in self._variable_pairs():
+            target.assign(source)
+
+    def _variable_pairs(self) -> list[tuple[tf.Variable, tf.Variable]]:
+        return list(
+            zip(
+                self._target_network.trainable_variables,
+                self._network.trainable_variables,
+                strict=True,
+            )
+        )
+
+    @property
+    def trainable_variables(self) -> list[tf.Variable]:
+        return list(self._network.trainable_variables)
+
+    @property
+    def checkpoint_items(self) -> dict[str, Any]:
+        return {
+            "network": self._network,
+            "target_network": self._target_network,
+            "num_updates": self._num_updates,
+        }
+
+    @property
+    def max_gradient_norm(self) -> float:
+        return self._max_gradient_norm
+
+    def train_steps_per_frame(self, action_repeat: int) -> float:
+        """Training steps for each environment frame, from the replay ratio."""
+        unrolls_per_frame = 1.0 / (self.unroll_length * action_repeat)
+        return self._sink_settings["replay_ratio"] * unrolls_per_frame / self.batch_size
