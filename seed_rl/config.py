@@ -44,7 +44,14 @@ def _experiment(agent: str = gin.REQUIRED, environment: str = gin.REQUIRED) -> E
 
 # What the learner's side of a configuration may bind, beside the agent's own: an actor passes over
 # these names, and any other name that it does not know is an error.
-LEARNER_CONFIGURABLES = ("Learner", "TaskStatistics", "adam", "rmsprop", "evaluate")
+LEARNER_CONFIGURABLES = (
+    "Learner",
+    "TaskStatistics",
+    "adam",
+    "rmsprop",
+    "evaluate",
+    "ConvolutionalTorso",
+)
 
 
 class _Unqualified(list):

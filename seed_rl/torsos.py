@@ -2,9 +2,10 @@
 
 import abc
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import gin
 import keras
 import tensorflow as tf
 
@@ -26,7 +27,7 @@ class Torso(abc.ABC):
         """The variables; none before `build`."""
         return variables_of(self._layers)
 
-    def build(self, observation_shape: tuple[int, ...]) -> int:
+    def build(self, observation_shape: tuple[int, ...], observation_dtype: Any = "uint8") -> int:
         """Creates the variables and returns F."""
         self.check_observation_shape(observation_shape)
         shape: tuple[Any, ...] = (None, *observation_shape)
@@ -49,6 +50,7 @@ class Torso(abc.ABC):
         return tf.cast(features, tf.float32)
 
 
+@gin.configurable(denylist=["layers", "min_size", "dtype"])
 class ConvolutionalTorso(Torso):
     """Images through convolutions and one dense layer.
 
@@ -56,11 +58,31 @@ class ConvolutionalTorso(Torso):
       layers: from images to features.
       min_size: the least height and width that they can process.
       dtype: a Keras dtype policy.
+      preprocess: makes images [B, height, width, channels] of observations that are sent in a
+        smaller form, [B, ...]; it runs on the accelerator. Frames are stacked before it.
     """
 
-    def __init__(self, layers: Sequence[keras.layers.Layer], min_size: int, dtype: str):
+    def __init__(
+        self,
+        layers: Sequence[keras.layers.Layer],
+        min_size: int,
+        dtype: str,
+        preprocess: Callable[..., Any] | None = None,
+    ):
         super().__init__(layers, dtype)
         self._min_size = min_size
+        self._preprocess = preprocess
+
+    def build(self, observation_shape: tuple[int, ...], observation_dtype: Any = "uint8") -> int:
+        if self._preprocess is not None:
+            image = self._preprocess(tf.zeros((1, *observation_shape), observation_dtype))
+            observation_shape, observation_dtype = tuple(image.shape[1:]), image.dtype
+        return super().build(observation_shape, observation_dtype)
+
+    def __call__(self, observation: tf.Tensor) -> tf.Tensor:
+        if self._preprocess is not None:
+            observation = self._preprocess(observation)
+        return super().__call__(observation)
 
     def check_observation_shape(self, observation_shape: tuple[int, ...]) -> None:
         if len(observation_shape) != 3 or min(observation_shape[:2]) < self._min_size:

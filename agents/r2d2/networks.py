@@ -82,7 +82,8 @@ class DuelingLSTMDQN(tf.Module):
         self._core = LSTMCore(lstm_units, keras.dtype_policies.get(dtype).compute_dtype)
         self._heads = _DuelingHeads(num_actions, head_units)
         with tf.init_scope():
-            torso_size = torso.build(self._frame_stack.stacked_shape(self._observation_shape))
+            stacked_shape = self._frame_stack.stacked_shape(self._observation_shape)
+            torso_size = torso.build(stacked_shape, self._observation_dtype)
             self._core.build(torso_size + 1 + num_actions)
             self._heads.build(lstm_units)
         # Keras layers are kept in plain objects, and their variables here: so tf.Module,

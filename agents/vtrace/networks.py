@@ -143,10 +143,10 @@ class ActorCritic(tf.Module):
         observation_shape = tuple(observation_shape)
         with tf.init_scope():
             torso_input_shape = self._frame_stack.stacked_shape(observation_shape)
-            torso_size = self._torso.build(torso_input_shape)
+            torso_size = self._torso.build(torso_input_shape, observation_dtype)
             value_torso_size = torso_size
             if self._value_torso is not None:
-                value_torso_size = self._value_torso.build(torso_input_shape)
+                value_torso_size = self._value_torso.build(torso_input_shape, observation_dtype)
             extra = 1 + self._distribution.encoded_size if self._use_prev_action_and_reward else 0
             sizes = (torso_size + extra, value_torso_size + extra)
             if self._core is not None:
