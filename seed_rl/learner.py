@@ -24,6 +24,7 @@ from seed_rl.inference import (
 )
 from seed_rl.progress import FrameRate, ProgressReporter
 from seed_rl.summaries import SummaryWriter
+from seed_rl.task_statistics import TaskStatistics
 from seed_rl.training import Trainer
 from seed_rl.user_error import UserError
 
@@ -106,6 +107,7 @@ class Learner:
 
         self._statistics = EpisodeStatistics(num_envs, action_repeat)
         self._eval_statistics = EpisodeStatistics(num_envs, action_repeat)
+        self._tasks = TaskStatistics(range(num_envs))
         policy = tf.function(agent.policy, jit_compile=jit_compile, autograph=False)
         batch_size = min(max(inference_batch_size, env_batch_size), num_envs)
         sizes = padded_sizes(batch_size)
@@ -201,7 +203,10 @@ class Learner:
 
     def _log(self, sink_metrics: dict[str, float], seconds: float) -> None:
         frames = self.frames
-        self._summaries.episodes(self._statistics.take_finished(), frames)
+        finished = self._statistics.take_finished()
+        self._summaries.episodes(finished, frames)
+        self._tasks.record(finished)
+        self._summaries.scalars(self._tasks.take_scalars(), frames)
         self._summaries.episodes(self._eval_statistics.take_finished(), frames, "eval/episode_")
         for prefix, statistics in (
             ("episode/", self._statistics),

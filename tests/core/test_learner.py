@@ -4,6 +4,7 @@ import itertools
 import os
 import threading
 
+import gin
 import gymnasium
 import numpy as np
 import pytest
@@ -259,3 +260,15 @@ def test_make_logdir(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="--logdir=file/x cannot be written to"):
         make_logdir("file/x")
+
+
+def test_returns_by_task(tmp_path, make_agent, run_with_actors):
+    with gin.unlock_config():
+        gin.bind_parameter("TaskStatistics.task_of_env", lambda env_id: ["easy", "hard"][env_id])
+    try:
+        learner = run_with_actors(make_agent(), total_frames=100)
+    finally:
+        gin.clear_config()
+    curves = scalars(tmp_path / "log")
+    for task in ("easy", "hard"):
+        assert curves[f"episode/{task}/return"] == [(learner.frames, 6.0)]  # 1 + 2 + 3
