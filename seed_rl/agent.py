@@ -43,6 +43,28 @@ class UnrollSink(abc.ABC):
     def close(self) -> None:
         """Wakes whoever waits, with QueueClosedError."""
 
+    def save(self, logdir: str) -> None:  # noqa: B027, to keep nothing is the usual case
+        """Saves, beside a checkpoint, what a resumed run would miss.
+
+        Args:
+          logdir: the run's directory.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+
+    def restore(self, logdir: str) -> str:
+        """Restores what `save` saved; called before anything is put, when a run is resumed.
+
+        Args:
+          logdir: the run's directory.
+
+        Returns:
+          What to tell the user about it; empty if nothing.
+        """
+        del logdir
+        return ""
+
 
 class Agent(abc.ABC):
     """An agent, as the learner uses it:

@@ -103,7 +103,7 @@ class Learner:
         self._checkpoints = Checkpoints(
             logdir, {"optimizer": self._optimizer, **agent.checkpoint_items}
         )
-        self._resume()
+        resumed = self._resume()
 
         self._statistics = EpisodeStatistics(num_envs, action_repeat)
         self._eval_statistics = EpisodeStatistics(num_envs, action_repeat)
@@ -114,6 +114,8 @@ class Learner:
         self._sink: UnrollSink = agent.make_unroll_sink(
             unroll_specs(agent, policy, observation_specs, action_specs, sizes[0])
         )
+        if resumed and (news := self._sink.restore(logdir)):
+            logging.info("%s", news)
         self._inference = CentralInference(
             agent,
             [policy],
@@ -237,7 +239,7 @@ class Learner:
             "inference/latency_seconds": statistics.mean_wait + statistics.mean_run_time,
         }
 
-    def _resume(self) -> None:
+    def _resume(self) -> bool:
         resumed = self._checkpoints.restore_latest()
         self._first_frames = int(self._checkpoints.frames.numpy())
         self._trainer.num_steps = int(self._checkpoints.training_steps.numpy())
@@ -247,9 +249,11 @@ class Learner:
                 self._first_frames,
                 self._trainer.num_steps,
             )
+        return resumed
 
     def _save(self) -> None:
         path = self._checkpoints.save(self.frames, self._trainer.num_steps)
+        self._sink.save(self._logdir)
         logging.info("saved checkpoint %s", path)
 
     def _say_farewell(self, stop: threading.Event, resumed_finished: bool) -> None:

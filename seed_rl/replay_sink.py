@@ -1,5 +1,6 @@
 """The unroll sink of agents that train on unrolls drawn from a replay."""
 
+import pathlib
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ import numpy as np
 
 from seed_rl.agent import UnrollSink
 from seed_rl.replay import PrioritizedReplay
+from seed_rl.replay_files import ReplayFileError
 from seed_rl.unroll_queue import QueueClosedError
 from seed_rl.unrolls import Unroll, batch_time_major
 
@@ -38,6 +40,7 @@ class ReplaySink(UnrollSink):
         replay_ratio: float,
         priority_exponent: float,
         initial_priorities: Callable[[Unroll], Any],
+        save: bool = False,
     ):
         """Args:
         replay: stores the unrolls.
@@ -46,6 +49,7 @@ class ReplaySink(UnrollSink):
         replay_ratio: unrolls trained on for each one inserted.
         priority_exponent: unrolls are drawn in proportion to their priority to this power.
         initial_priorities: (unrolls: leaves [n, T + 1, …]) -> priorities [n].
+          save: save the replay beside every checkpoint, which takes its size on disk and some time.
 
         Raises:
           ValueError: a number is out of its range.
@@ -61,11 +65,13 @@ class ReplaySink(UnrollSink):
         self._replay_ratio = replay_ratio
         self._priority_exponent = priority_exponent
         self._initial_priorities = initial_priorities
+        self._saves = save
         # Training may be this many unrolls behind before inference has to wait.
         self._slack = 2 * batch_size
         self._condition = threading.Condition()
         self._closed = False
-        self._num_inserted = 0  # by this sink; those of a restored replay are not trained on anew
+        self._num_inserted = 0  # those of a restored replay included
+        self._first_due = min_unrolls  # the ratio is of the unrolls beyond so many
         self._num_trained = 0
         self._policy_lag = 0.0
 
@@ -105,7 +111,7 @@ class ReplaySink(UnrollSink):
 
     def metrics(self) -> dict[str, float]:
         with self._condition:
-            since_start = max(0, self._num_inserted - self._min_unrolls)
+            since_start = max(0, self._num_inserted - self._first_due)
             metrics = {
                 "replay_unrolls": float(len(self._replay)),
                 "replay_megabytes": self._replay.bytes_used / 1e6,
@@ -120,10 +126,35 @@ class ReplaySink(UnrollSink):
             self._closed = True
             self._condition.notify_all()
 
+    def save(self, logdir: str) -> None:
+        if self._saves:
+            self._replay.save(_replay_file(logdir))
+
+    def restore(self, logdir: str) -> str:
+        """Loads the replay that was saved, if there is one that can be read."""
+        problem = "there is no saved replay"
+        try:
+            self._replay.load(_replay_file(logdir))
+        except FileNotFoundError:
+            pass
+        except (OSError, ReplayFileError) as error:
+            problem = f"the saved replay cannot be used ({error})"
+        restored = len(self._replay)
+        if not restored:
+            return f"{problem}: training goes on after {self._min_unrolls:,} unrolls were collected"
+        with self._condition:
+            self._num_inserted = restored
+            self._first_due = max(self._min_unrolls, restored)
+        return f"restored a replay of {restored:,} unrolls"
+
     def _due(self) -> float:
         """How many unrolls the ratio allows to be trained on, beyond those that have been."""
-        since_start = max(0, self._num_inserted - self._min_unrolls)
+        since_start = max(0, self._num_inserted - self._first_due)
         return self._replay_ratio * since_start - self._num_trained
 
     def _batch_is_due(self) -> bool:
         return self._num_inserted >= self._min_unrolls and self._due() >= self._batch_size
+
+
+def _replay_file(logdir: str) -> pathlib.Path:
+    return pathlib.Path(logdir) / "checkpoints" / "replay"

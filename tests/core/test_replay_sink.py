@@ -48,7 +48,9 @@ def unrolls(numbers, policy_version=0):
     )
 
 
-def make_sink(size=100, batch_size=4, min_unrolls=4, replay_ratio=1.0, priority_exponent=1.0):
+def make_sink(
+    size=100, batch_size=4, min_unrolls=4, replay_ratio=1.0, priority_exponent=1.0, save=False
+):
     replay = PrioritizedReplay(size, SPECS, importance_sampling_exponent=1.0, seed=1)
     sink = ReplaySink(
         replay,
@@ -57,6 +59,7 @@ def make_sink(size=100, batch_size=4, min_unrolls=4, replay_ratio=1.0, priority_
         replay_ratio,
         priority_exponent,
         initial_priorities=lambda u: u.env_id.astype(np.float32),
+        save=save,
     )
     return replay, sink
 
@@ -185,3 +188,46 @@ def test_closing_wakes_both_sides():
 def test_senseless_settings(settings):
     with pytest.raises(ValueError, match="must be at least 1 and replay_ratio positive"):
         make_sink(**settings)
+
+
+def test_a_saved_replay_is_restored_and_the_ratio_goes_on(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    _, first = make_sink(batch_size=4, min_unrolls=4, save=True)
+    first.put(unrolls(range(1, 7)))
+    first.save(str(tmp_path))
+    replay, second = make_sink(batch_size=4, min_unrolls=4, save=True)
+    assert second.restore(str(tmp_path)) == "restored a replay of 6 unrolls"
+    assert len(replay) == 6
+    assert second.next_batch(0.0) is None  # what was there has had its turn
+    second.put(unrolls([7, 8, 9]))
+    assert second.next_batch(0.0) is None
+    second.put(unrolls([10]))
+    assert set(second.next_batch(0.0).unrolls.env_id.tolist()) <= set(range(1, 11))
+
+
+def test_a_small_replay_that_is_restored_is_filled_first(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    _, first = make_sink(batch_size=1, min_unrolls=5, save=True)
+    first.put(unrolls([1, 2, 3]))
+    first.save(str(tmp_path))
+    _, second = make_sink(batch_size=1, min_unrolls=5, save=True)
+    second.restore(str(tmp_path))
+    second.put(unrolls([4, 5]))
+    assert second.next_batch(0.0) is None
+    second.put(unrolls([6]))
+    assert second.next_batch(0.0) is not None
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_run_that_is_resumed_without_its_replay_says_so(tmp_path, damaged):
+    (tmp_path / "checkpoints").mkdir()
+    _, first = make_sink(save=damaged)
+    first.put(unrolls([1, 2, 3, 4, 5]))
+    first.save(str(tmp_path))
+    if damaged:
+        file = tmp_path / "checkpoints" / "replay"
+        file.write_bytes(file.read_bytes()[:-5])
+    _, second = make_sink(min_unrolls=1000, save=damaged)
+    said = second.restore(str(tmp_path))
+    assert ("cannot be used" if damaged else "there is no saved replay") in said
+    assert "training goes on after 1,000 unrolls were collected" in said
