@@ -57,13 +57,19 @@ def _observation_specs(space: gymnasium.Space, name: str) -> Any:
     if isinstance(space, spaces.Tuple):
         return tuple(_observation_specs(s, f"{name}/{i}") for i, s in enumerate(space.spaces))
     plain = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-    if not isinstance(space, plain) or np.dtype(space.dtype).kind not in "biuf":
+    if not isinstance(space, plain) or not _is_numeric(np.dtype(space.dtype)):
         raise UnsupportedSpaceError(
             f"The {name} space {space} is not supported. Supported are {OBSERVATIONS}, with "
-            "numbers in them. Wrap the environment so that it observes one of these."
+            "numbers in them. Wrap the environment so that it observes one of these: to leave texts "
+            "out of a Dict, gym_env.wrappers = [@drop_text]"
         )
     assert space.shape is not None
     return ArraySpec(tuple(space.shape), np.dtype(space.dtype), name)
+
+
+def _is_numeric(dtype: np.dtype) -> bool:
+    """Whether TensorFlow knows the dtype as one of numbers: no float of more than 64 bits."""
+    return dtype.kind in "biu" or (dtype.kind == "f" and dtype.itemsize <= 8)
 
 
 def action_specs(space: gymnasium.Space) -> Any:

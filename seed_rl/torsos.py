@@ -9,9 +9,39 @@ import gin
 import keras
 import tensorflow as tf
 
+_MIN_SIZE_OF_NATURE = 36  # pixels; its strides leave nothing of less
+
 
 class Torso(abc.ABC):
-    """Turns a batch of observations into float32 features [B, F]; uint8 is scaled to [0, 1].
+    """Turns a batch of observations into float32 features [B, F]."""
+
+    takes_nests = False  # whether observations may be dicts and tuples
+
+    @property
+    @abc.abstractmethod
+    def variables(self) -> list[tf.Variable]:
+        """The variables; none before `build`."""
+
+    @abc.abstractmethod
+    def build(self, observation_shape: Any, observation_dtype: Any = "uint8") -> int:
+        """Creates the variables and returns F.
+
+        Args:
+          observation_shape: of one observation; where these are nested, which a torso that
+            `takes_nests` can process, a nest of tf.TensorSpec.
+          observation_dtype: of the observations, unless they are nested.
+
+        Raises:
+          ValueError: the torso cannot process such observations.
+        """
+
+    @abc.abstractmethod
+    def __call__(self, observation: Any) -> tf.Tensor:
+        """Observations, a tensor or nest of tensors [B, ...] → float32 [B, F]."""
+
+
+class LayeredTorso(Torso):
+    """Keras layers on observations that are one array; uint8 is scaled to [0, 1].
 
     Args:
       layers: applied one after the other; the last one returns [B, F].
@@ -24,11 +54,9 @@ class Torso(abc.ABC):
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """The variables; none before `build`."""
         return variables_of(self._layers)
 
     def build(self, observation_shape: tuple[int, ...], observation_dtype: Any = "uint8") -> int:
-        """Creates the variables and returns F."""
         self.check_observation_shape(observation_shape)
         shape: tuple[Any, ...] = (None, *observation_shape)
         for layer in self._layers:
@@ -51,7 +79,7 @@ class Torso(abc.ABC):
 
 
 @gin.configurable(denylist=["layers", "min_size", "dtype"])
-class ConvolutionalTorso(Torso):
+class ConvolutionalTorso(LayeredTorso):
     """Images through convolutions and one dense layer.
 
     Args:
@@ -93,7 +121,7 @@ class ConvolutionalTorso(Torso):
             )
 
 
-class DenseTorso(Torso):
+class DenseTorso(LayeredTorso):
     """Dense layers over observations of any shape, flattened."""
 
     def __init__(
@@ -165,28 +193,56 @@ def nature_torso(dtype: str = "float32") -> ConvolutionalTorso:
     apart from layer to layer. Keras's own initialisation shrinks it, until most of the features
     die before anything is learned (seen on Pong).
     """
-
-    def initializer() -> keras.initializers.Initializer:
-        return keras.initializers.Orthogonal(math.sqrt(2))
-
-    def convolution(filters: int, size: int, stride: int) -> keras.layers.Layer:
-        return keras.layers.Conv2D(
-            filters,
-            size,
-            stride,
-            activation="relu",
-            kernel_initializer=initializer(),
-            dtype=dtype,
-        )
-
     layers = [
-        convolution(32, 8, 4),
-        convolution(64, 4, 2),
-        convolution(64, 3, 1),
-        keras.layers.Flatten(dtype=dtype),
-        keras.layers.Dense(512, "relu", kernel_initializer=initializer(), dtype=dtype),
+        _rectified_convolution(32, 8, 4, "valid", dtype),
+        _rectified_convolution(64, 4, 2, "valid", dtype),
+        _rectified_convolution(64, 3, 1, "valid", dtype),
+        *_rectified_dense(512, dtype),
     ]
-    return ConvolutionalTorso(layers, min_size=36, dtype=dtype)
+    return ConvolutionalTorso(layers, min_size=_MIN_SIZE_OF_NATURE, dtype=dtype)
+
+
+def small_image_torso(dtype: str = "float32") -> ConvolutionalTorso:
+    """For images of any size that the strides of `nature_torso` would skip over, such as 7 x 7.
+
+    Three 3 x 3 convolutions of 32, 64 and 64 channels, the last two with stride 2, and a dense
+    layer of 256, with the weights of `nature_torso`.
+    """
+    layers = [
+        _rectified_convolution(32, 3, 1, "same", dtype),
+        _rectified_convolution(64, 3, 2, "same", dtype),
+        _rectified_convolution(64, 3, 2, "same", dtype),
+        *_rectified_dense(256, dtype),
+    ]
+    return ConvolutionalTorso(layers, min_size=1, dtype=dtype)
+
+
+def image_torso(image_shape: tuple[int, ...], dtype: str = "float32") -> ConvolutionalTorso:
+    """Returns the torso for images [height, width, channels]: `nature_torso`, or the small one."""
+    large = min(image_shape[:2]) >= _MIN_SIZE_OF_NATURE
+    return nature_torso(dtype) if large else small_image_torso(dtype)
+
+
+def _rectified_convolution(
+    filters: int, size: int, stride: int, padding: str, dtype: str
+) -> keras.layers.Layer:
+    return keras.layers.Conv2D(
+        filters,
+        size,
+        stride,
+        padding,
+        activation="relu",
+        kernel_initializer=keras.initializers.Orthogonal(math.sqrt(2)),
+        dtype=dtype,
+    )
+
+
+def _rectified_dense(units: int, dtype: str) -> list[keras.layers.Layer]:
+    initializer = keras.initializers.Orthogonal(math.sqrt(2))
+    return [
+        keras.layers.Flatten(dtype=dtype),
+        keras.layers.Dense(units, "relu", kernel_initializer=initializer, dtype=dtype),
+    ]
 
 
 def _convolution(channels: int, initializer: str, dtype: str) -> keras.layers.Conv2D:

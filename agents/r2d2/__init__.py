@@ -2,4 +2,4 @@
 
 # What this agent lets a gin file bind. Declared here, where no TensorFlow is imported, so that
 # actors can tell these names from misspelt ones.
-CONFIGURABLES = ("R2D2Agent", "DuelingLSTMDQNNet", "DuelingLSTMDQNMLP")
+CONFIGURABLES = ("R2D2Agent", "DuelingLSTMDQNNet", "DuelingLSTMDQNMLP", "DuelingLSTMDQNAuto")

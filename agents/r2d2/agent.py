@@ -13,6 +13,7 @@ from seed_rl import optimizers
 from seed_rl.agent import Agent, LossOutputs
 from seed_rl.agents.r2d2 import exploration, losses, networks
 from seed_rl.agents.r2d2.networks import AgentOutput
+from seed_rl.environment_factory import has_parameter
 from seed_rl.replay import PrioritizedReplay
 from seed_rl.replay_sink import ReplayBatch, ReplaySink
 from seed_rl.structures import EnvOutput
@@ -24,7 +25,8 @@ from seed_rl.user_error import UserError
 class R2D2Agent(Agent):
     """Recurrent double Q-learning from prioritised replay (Kapturowski et al. 2019).
 
-    The defaults are the settings of SEED RL for Atari-57 (Espeholt et al. 2020, section A.3.1).
+    The defaults are the settings of SEED RL for Atari-57 (Espeholt et al. 2020, section A.3.1), but
+    for the network, which is made for the observation space.
     """
 
     def __init__(
@@ -32,7 +34,7 @@ class R2D2Agent(Agent):
         observation_space: gymnasium.Space,
         action_space: gymnasium.Space,
         num_envs: int,
-        network: Callable[..., Any] = networks.DuelingLSTMDQNNet,
+        network: Callable[..., Any] = networks.DuelingLSTMDQNAuto,
         optimizer: Callable[[int], Any] = optimizers.adam,
         unroll_length: int = 80,
         burn_in: int = 40,
@@ -57,7 +59,8 @@ class R2D2Agent(Agent):
         observation_space: of one environment.
         action_space: of one environment; Discrete.
         num_envs: environments of all actors together.
-        network: makes a network, from num_actions, observation_shape and observation_dtype.
+        network: makes a network, from num_actions and the observation_space, or, if it has no such
+          parameter, from num_actions, observation_shape and observation_dtype.
         optimizer: makes the Keras optimizer, from the number of training steps of the whole run.
         unroll_length: agent steps an unroll that are learned from.
         burn_in: agent steps before them that only warm the recurrent state up. Successive unrolls
@@ -84,12 +87,6 @@ class R2D2Agent(Agent):
             raise UserError(
                 "R2D2 learns Q-values of discrete actions, but the action space is "
                 f"{action_space}: use V-trace, or make the actions discrete"
-            )
-        if not isinstance(observation_space, gymnasium.spaces.Box):
-            raise UserError(
-                "R2D2's networks take observations that are one array, but the observation space "
-                f"is {observation_space}: flatten it, for example with "
-                "gymnasium.wrappers.FlattenObservation"
             )
         self.unroll_length, self.num_overlapping_steps = unroll_length, burn_in
         self.batch_size, self.num_eval_envs = batch_size, num_eval_envs
@@ -123,13 +120,11 @@ class R2D2Agent(Agent):
             num_actions=self._num_actions,
         )
         self._network, self._target_network = (
-            network(
-                num_actions=self._num_actions,
-                observation_shape=observation_space.shape,
-                observation_dtype=observation_space.dtype,
-            )
+            network(num_actions=self._num_actions, **_described(observation_space, network))
             for _ in range(2)
         )
+        # Networks of one's own need not have any.
+        self._update_statistics = getattr(self._network, "update_statistics", lambda _: None)
         self._num_updates = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._copy_to_target()
 
@@ -240,6 +235,7 @@ class R2D2Agent(Agent):
             eta=self._eta,
             **self._loss_settings,
         )
+        self._update_statistics(unrolls.env_outputs.observation)
         loss = tf.reduce_mean(result.loss * batch.weights)
         metrics = {
             "r2d2/loss_unweighted": tf.reduce_mean(result.loss),
@@ -265,8 +261,8 @@ class R2D2Agent(Agent):
     def _variable_pairs(self) -> list[tuple[tf.Variable, tf.Variable]]:
         return list(
             zip(
-                self._target_network.trainable_variables,
-                self._network.trainable_variables,
+                self._target_network.variables,  # with the statistics of observations
+                self._network.variables,
                 strict=True,
             )
         )
@@ -291,3 +287,15 @@ class R2D2Agent(Agent):
         """Training steps for each environment frame, from the replay ratio."""
         unrolls_per_frame = 1.0 / (self.unroll_length * action_repeat)
         return self._sink_settings["replay_ratio"] * unrolls_per_frame / self.batch_size
+
+
+def _described(space: gymnasium.Space, network: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments by which a network is told of observations."""
+    if has_parameter(network, "observation_space"):
+        return {"observation_space": space}
+    if not isinstance(space, gymnasium.spaces.Box):
+        raise UserError(
+            "this network of R2D2's takes observations that are one array, but the observation "
+            f"space is {space}: bind R2D2Agent.network = @DuelingLSTMDQNAuto, which takes any"
+        )
+    return {"observation_shape": space.shape, "observation_dtype": space.dtype}

@@ -6,17 +6,22 @@ All of them are called alike:
     output, state = net((prev_actions, env_outputs), state)               # [B, ...]
     output, state = net((prev_actions, env_outputs), state, unroll=True)  # [T, B, ...]
 
-Variables are created by the constructor, which is told the shape of one observation.
+Variables are created by the constructor, which is told the shape of one observation, or the
+observation space.
 """
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import gin
+import gymnasium
 import keras
 import tensorflow as tf
 
+from seed_rl import observations
+from seed_rl.automatic_torso import AutomaticTorso
 from seed_rl.frame_stacking import FrameStack
+from seed_rl.normalization import ObservationNormalizer
 from seed_rl.recurrent import LSTMCore
 from seed_rl.structures import EnvOutput
 from seed_rl.tensors import batch_apply
@@ -46,23 +51,25 @@ class DuelingLSTMDQN(tf.Module):
 
     Args:
       num_actions: number of discrete actions.
-      observation_shape: of one observation.
+      observation_shape: of one observation; a nest of tf.TensorSpec where it is no single array.
       torso: turns (stacked) observations into features.
       stack_size: how many successive frames the torso sees together; the observations are single
         ones. A stack never looks across the start of an episode.
       lstm_units: the size of the LSTM.
       head_units: the size of the hidden layer of each head.
-      observation_dtype: of the frames, if they are stacked.
+      observation_dtype: of observations that are a single array.
       dtype: a Keras dtype policy; results are float32.
+      normalize_observations: whether vectors are normalised by the statistics of what was trained
+        on, see `ObservationNormalizer`; `update_statistics` then has to be told it.
 
     Raises:
-      ValueError: observations of this shape cannot be processed.
+      ValueError: such observations cannot be processed.
     """
 
     def __init__(
         self,
         num_actions: int,
-        observation_shape: Sequence[int],
+        observation_shape: Any,
         torso: Torso,
         stack_size: int,
         lstm_units: int,
@@ -70,32 +77,57 @@ class DuelingLSTMDQN(tf.Module):
         observation_dtype: Any,
         dtype: str,
         name: str,
+        normalize_observations: bool = False,
     ):
         super().__init__(name=name)
         if num_actions < 1:
             raise ValueError(f"A Q-network needs at least one action; got {num_actions}.")
         self._num_actions = num_actions
-        self._observation_shape = tuple(observation_shape)
-        self._observation_dtype = tf.as_dtype(observation_dtype)
+        specs = observations.as_specs(observation_shape, observation_dtype)
+        self._specs = specs
+        self._nested = tf.nest.is_nested(specs)
+        if self._nested and stack_size > 1:
+            raise ValueError(
+                f"stack_size={stack_size} stacks observations that are one image; these are a "
+                f"{type(specs).__name__}. Stack them in the environment: "
+                "gym_env.wrappers = [@frame_stack]."
+            )
         self._frame_stack = FrameStack(stack_size)
         self._torso = torso
         self._core = LSTMCore(lstm_units, keras.dtype_policies.get(dtype).compute_dtype)
         self._heads = _DuelingHeads(num_actions, head_units)
         with tf.init_scope():
-            stacked_shape = self._frame_stack.stacked_shape(self._observation_shape)
-            torso_size = torso.build(stacked_shape, self._observation_dtype)
+            torso_inputs: Any = (self._specs,)
+            if not self._nested:
+                stacked_shape = self._frame_stack.stacked_shape(tuple(self._specs.shape))
+                torso_inputs = (stacked_shape, self._specs.dtype)
+            torso_size = torso.build(*torso_inputs)
             self._core.build(torso_size + 1 + num_actions)
             self._heads.build(lstm_units)
         # Keras layers are kept in plain objects, and their variables here: so tf.Module,
         # checkpoints and SavedModels find each exactly once, by a name that Keras has no part in.
         self._layer_variables = {"torso": torso.variables, "heads": self._heads.variables}
+        self._normalizer: ObservationNormalizer | None = None
+        if normalize_observations:
+            with tf.init_scope():
+                self._normalizer = ObservationNormalizer(self._specs)
 
     def initial_state(self, batch_size: int) -> AgentState:
         """The state at the start of an episode: zeros."""
-        frames = self._frame_stack.initial_state(
-            batch_size, self._observation_shape, self._observation_dtype
-        )
+        frames: Any = ()
+        if self._frame_stack.size > 1:
+            frames = self._frame_stack.initial_state(
+                batch_size, tuple(self._specs.shape), self._specs.dtype
+            )
         return AgentState(self._core.initial_state(batch_size), frames)
+
+    def update_statistics(self, observation: Any) -> None:
+        """Is told the observations of a training step, leaves [..., *shape]; see the constructor.
+
+        Nothing happens unless `normalize_observations`.
+        """
+        if self._normalizer is not None:
+            self._normalizer.update(observation)
 
     def __call__(
         self, inputs: tuple[Any, EnvOutput], agent_state: Any, unroll: bool = False
@@ -112,7 +144,7 @@ class DuelingLSTMDQN(tf.Module):
           The outputs and the state after the (last) step.
 
         Raises:
-          ValueError: the observation is not a tensor of the shape the network was made for.
+          ValueError: the observation is not of the structure and shape the network was made for.
         """
         prev_actions, env_outputs = inputs
         env_outputs = EnvOutput(*env_outputs)
@@ -125,6 +157,8 @@ class DuelingLSTMDQN(tf.Module):
         def features_of(observation, reward, prev_action):
             one_hot = tf.one_hot(prev_action, self._num_actions)
             reward = tf.cast(reward, tf.float32)[:, None]
+            if self._normalizer is not None:
+                observation = self._normalizer(observation)
             return tf.concat([self._torso(observation), reward, one_hot], axis=-1)
 
         features_inputs = (observation, env_outputs.reward, prev_actions)
@@ -139,18 +173,17 @@ class DuelingLSTMDQN(tf.Module):
         action = tf.argmax(q_values, axis=-1, output_type=tf.int32)
         return AgentOutput(action, q_values), AgentState(core_state, frames)
 
-    def _checked(self, observation: Any, leading: int) -> tf.Tensor:
-        if tf.nest.is_nested(observation):
+    def _checked(self, observation: Any, leading: int) -> Any:
+        name = type(self).__name__
+        observation = tf.nest.map_structure(tf.convert_to_tensor, observation)
+        if tf.nest.is_nested(observation) and not self._nested:
             raise ValueError(
-                f"{type(self).__name__} takes observations that are a single tensor; got a "
+                f"{name} takes observations that are a single tensor; got a "
                 f"{type(observation).__name__}."
             )
-        observation = tf.convert_to_tensor(observation)
-        if tuple(observation.shape[leading:]) != self._observation_shape:
-            raise ValueError(
-                f"{type(self).__name__} was made for observations of shape "
-                f"{self._observation_shape}; got {tuple(observation.shape[leading:])}."
-            )
+        observations.check_specs(
+            observations.specs_of(observation, leading, name), self._specs, f"{name} was made"
+        )
         return observation
 
 
@@ -261,4 +294,63 @@ class DuelingLSTMDQNMLP(DuelingLSTMDQN):
             observation_dtype,
             dtype,
             name,
+        )
+
+
+@gin.configurable
+class DuelingLSTMDQNAuto(DuelingLSTMDQN):
+    """The same for any observation space: convolutions for images, dense layers for vectors.
+
+    Dicts and tuples of them are joined by one more dense layer; seed_rl.automatic_torso says what
+    is done with each kind of space.
+
+    Args:
+      num_actions: number of discrete actions.
+      observation_space: of one environment.
+      stack_size: how many successive observations it sees together, if they are one image.
+      hidden_sizes: the sizes of the dense layers for vectors.
+      joint_size: the size of the dense layer that joins several parts; 0 only concatenates them.
+      lstm_units: the size of the LSTM.
+      head_units: the size of the hidden layer of each head.
+      image_scale: what images are divided by; None: the largest number their space allows, which is
+        right for pixels. Codes, as in MiniGrid, may say that they go up to 255 and stay below 11.
+      normalize_observations: whether vectors are normalised by their running mean and variance,
+        which are saved with the network.
+      dtype: a Keras dtype policy.
+    """
+
+    def __init__(
+        self,
+        num_actions: int,
+        observation_space: gymnasium.Space,
+        stack_size: int = 1,
+        hidden_sizes: Sequence[int] = (128,),
+        joint_size: int = 256,
+        lstm_units: int = 128,
+        head_units: int = 128,
+        image_scale: float | None = None,
+        normalize_observations: bool = False,
+        dtype: str = "float32",
+        name: str = "dueling_lstm_dqn_auto",
+    ):
+        torso = AutomaticTorso(
+            observation_space,
+            hidden_sizes,
+            "relu",
+            lambda: "glorot_uniform",
+            joint_size,
+            image_scale,
+            dtype,
+        )
+        super().__init__(
+            num_actions,
+            observations.tensor_specs(observation_space),
+            torso,
+            stack_size,
+            lstm_units,
+            head_units,
+            None,
+            dtype,
+            name,
+            normalize_observations,
         )

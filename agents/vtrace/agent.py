@@ -13,6 +13,8 @@ from seed_rl.agent import Agent, LossOutputs
 from seed_rl.agents.vtrace import losses, networks
 from seed_rl.agents.vtrace.networks import AgentOutput
 from seed_rl.distributions import get_parametric_distribution_for_action_space
+from seed_rl.environment_factory import has_parameter
+from seed_rl.observations import tensor_specs
 from seed_rl.queue_sink import QueueSink
 from seed_rl.structures import EnvOutput
 from seed_rl.unrolls import Unroll
@@ -27,7 +29,7 @@ class VTraceAgent(Agent):
         self,
         observation_space: gymnasium.Space,
         action_space: gymnasium.Space,
-        network: Callable[..., Any] = networks.ImpalaDeep,
+        network: Callable[..., Any] = networks.AutoNetwork,
         optimizer: Callable[[int], Any] = optimizers.adam,
         unroll_length: int = 100,
         batch_size: int = 32,
@@ -45,7 +47,8 @@ class VTraceAgent(Agent):
         """Args:
         observation_space: of one environment.
         action_space: of one environment.
-        network: makes the network, from the parametric distribution of the actions.
+        network: makes the network, from the parametric distribution of the actions, and the
+          observation_space if it has that parameter.
         optimizer: makes the Keras optimizer, from the number of training steps of the whole run.
         unroll_length: agent steps an unroll.
         batch_size: unrolls a training step.
@@ -98,8 +101,17 @@ class VTraceAgent(Agent):
         self._fixed_entropy_cost = entropy_cost
 
         self._distribution = get_parametric_distribution_for_action_space(action_space)
-        self._network = network(self._distribution)
-        self._network.build(observation_space.shape, observation_space.dtype)
+        if has_parameter(network, "observation_space"):
+            self._network = network(self._distribution, observation_space=observation_space)
+        else:
+            self._network = network(self._distribution)
+        specs = tensor_specs(observation_space)
+        if isinstance(specs, tf.TensorSpec):
+            self._network.build(tuple(specs.shape), specs.dtype.as_numpy_dtype)
+        else:
+            self._network.build(specs)
+        # Networks of one's own need not have any.
+        self._update_statistics = getattr(self._network, "update_statistics", lambda _: None)
 
     def initial_state(self, batch_size: int) -> Any:
         return self._network.initial_state(batch_size)
@@ -127,6 +139,7 @@ class VTraceAgent(Agent):
         outputs, _ = self._network(
             batch.prev_actions, batch.env_outputs, batch.agent_state, unroll=True, is_training=True
         )
+        self._update_statistics(batch.env_outputs.observation)
         result = losses.compute_loss(
             self._distribution,
             behaviour_policy_logits=batch.agent_outputs.policy_logits,

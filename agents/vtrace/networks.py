@@ -8,7 +8,8 @@ All of them are called alike:
     output, core_state = net(prev_actions, env_outputs, core_state, unroll=True)    # [T, B, ...]
 
 Variables are created at the first call, or by `net.build(observation_shape)`, whose argument is the
-shape of one observation. Build a network before restoring a checkpoint into it.
+shape of one observation, or a nest of tf.TensorSpec where observations are dicts or tuples. Build a
+network before restoring a checkpoint into it.
 
 With a `stack_size` above 1 observations are single frames [height, width, channels], and the
 torso sees stacks of them (see seed_rl.frame_stacking), which `core_state` then carries too.
@@ -25,11 +26,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import gin
+import gymnasium
 import keras
 import tensorflow as tf
 
+from seed_rl import observations
+from seed_rl.automatic_torso import AutomaticTorso
 from seed_rl.distributions import Categorical, ParametricDistribution
 from seed_rl.frame_stacking import FrameStack
+from seed_rl.normalization import ObservationNormalizer
 from seed_rl.recurrent import LSTMCore
 from seed_rl.structures import EnvOutput
 from seed_rl.tensors import batch_apply
@@ -66,6 +71,8 @@ class ActorCritic(tf.Module):
       head_initializer: instead of `head_gains`, the name of a Keras initialiser for both heads.
       dtype: a Keras dtype policy.
       stack_size: how many successive frames the torso sees together.
+      normalize_observations: whether vectors are normalised by the statistics of what was trained
+        on, see `ObservationNormalizer`; `update_statistics` then has to be told it.
     """
 
     def __init__(
@@ -79,6 +86,7 @@ class ActorCritic(tf.Module):
         head_initializer: str = "glorot_uniform",
         dtype: str = "float32",
         stack_size: int = 1,
+        normalize_observations: bool = False,
         name: str | None = None,
     ):
         super().__init__(name=name)
@@ -107,8 +115,9 @@ class ActorCritic(tf.Module):
         # Keras layers are kept in plain objects, and their variables here: so tf.Module,
         # checkpoints and SavedModels find each exactly once, by a name that Keras has no part in.
         self._layer_variables: dict[str, list[tf.Variable]] = {}
-        self._observation_shape: tuple[int, ...] | None = None
-        self._observation_dtype = tf.uint8
+        self._observation_specs: Any = None
+        self._normalize_observations = normalize_observations
+        self._normalizer: ObservationNormalizer | None = None
 
     def initial_state(self, batch_size: int) -> Any:
         """The state at the start of an episode; () if there is neither an LSTM nor a stack.
@@ -119,34 +128,36 @@ class ActorCritic(tf.Module):
         core = () if self._core is None else self._core.initial_state(batch_size)
         if self._frame_stack.size == 1:
             return core
-        if self._observation_shape is None:
+        specs = self._observation_specs
+        if specs is None:
             raise ValueError("A network that stacks frames must be built before initial_state.")
         return StackingState(
-            core,
-            self._frame_stack.initial_state(
-                batch_size, self._observation_shape, self._observation_dtype
-            ),
+            core, self._frame_stack.initial_state(batch_size, tuple(specs.shape), specs.dtype)
         )
 
-    def build(self, observation_shape: Sequence[int], observation_dtype: Any = "uint8") -> None:
+    def build(self, observation_shape: Any, observation_dtype: Any = "uint8") -> None:
         """Creates the variables, unless they exist.
 
         Args:
-          observation_shape: of one observation.
-          observation_dtype: of the frames, if they are stacked.
+          observation_shape: of one observation, or a nest of tf.TensorSpec where it is nested.
+          observation_dtype: of observations that are a single array.
 
         Raises:
-          ValueError: the network cannot process observations of this shape.
+          ValueError: the network cannot process such observations.
         """
-        if self._observation_shape is not None:
+        if self._observation_specs is not None:
             return
-        observation_shape = tuple(observation_shape)
+        specs = observations.as_specs(observation_shape, observation_dtype)
+        self._check_structure(specs)
         with tf.init_scope():
-            torso_input_shape = self._frame_stack.stacked_shape(observation_shape)
-            torso_size = self._torso.build(torso_input_shape, observation_dtype)
+            torso_inputs: Any = (specs,)
+            if not tf.nest.is_nested(specs):
+                stacked_shape = self._frame_stack.stacked_shape(tuple(specs.shape))
+                torso_inputs = (stacked_shape, specs.dtype)
+            torso_size = self._torso.build(*torso_inputs)
             value_torso_size = torso_size
             if self._value_torso is not None:
-                value_torso_size = self._value_torso.build(torso_input_shape, observation_dtype)
+                value_torso_size = self._value_torso.build(*torso_inputs)
             extra = 1 + self._distribution.encoded_size if self._use_prev_action_and_reward else 0
             sizes = (torso_size + extra, value_torso_size + extra)
             if self._core is not None:
@@ -156,8 +167,18 @@ class ActorCritic(tf.Module):
         self._layer_variables = {"torso": self._torso.variables, "heads": self._heads.variables}
         if self._value_torso is not None:
             self._layer_variables["value_torso"] = self._value_torso.variables
-        self._observation_shape = observation_shape
-        self._observation_dtype = tf.as_dtype(observation_dtype)
+        with tf.init_scope():
+            if self._normalize_observations:
+                self._normalizer = ObservationNormalizer(specs)
+        self._observation_specs = specs
+
+    def update_statistics(self, observation: Any) -> None:
+        """Is told the observations of a training step, leaves [..., *shape]; see the constructor.
+
+        Nothing happens unless `normalize_observations`.
+        """
+        if self._normalizer is not None:
+            self._normalizer.update(observation)
 
     def __call__(
         self,
@@ -181,11 +202,10 @@ class ActorCritic(tf.Module):
           The outputs and the recurrent state after the (last) step.
 
         Raises:
-          ValueError: the observation is not a single tensor, or not of the shape the network was
-            built for.
+          ValueError: the observation is not of the structure and shape the network was built for.
         """
         env_outputs = EnvOutput(*env_outputs)
-        observation = _single_observation(env_outputs.observation)
+        observation = tf.nest.map_structure(tf.convert_to_tensor, env_outputs.observation)
         self._check_or_build(observation, leading=2 if unroll else 1)
         frames: Any = ()
         if self._frame_stack.size > 1:
@@ -213,29 +233,41 @@ class ActorCritic(tf.Module):
         if self._use_prev_action_and_reward:
             clipped_reward = tf.clip_by_value(tf.cast(reward, tf.float32), -1.0, 1.0)
             extra = [clipped_reward[:, None], self._distribution.encode(prev_actions)]
+        if self._normalizer is not None:
+            observation = self._normalizer(observation)
         policy_features = tf.concat([self._torso(observation), *extra], axis=-1)
         if self._value_torso is None:
             return policy_features, policy_features
         return policy_features, tf.concat([self._value_torso(observation), *extra], axis=-1)
 
-    def _check_or_build(self, observation: tf.Tensor, leading: int) -> None:
-        shape = tuple(observation.shape[leading:])
-        if observation.shape.rank < leading or None in shape:
+    def _check_or_build(self, observation: Any, leading: int) -> None:
+        name = type(self).__name__
+        self._check_structure(observation)
+        specs = observations.specs_of(observation, leading, name)
+        if self._observation_specs is None:
+            self.build(specs)
+        expected = self._observation_specs
+        observations.check_specs(specs, expected, f"{name} was built")
+        if self._frame_stack.size > 1 and specs.dtype != expected.dtype:
             raise ValueError(
-                f"{type(self).__name__} needs observations "
-                f"{'[T, B, ...]' if leading == 2 else '[B, ...]'} of static shape beyond those "
-                f"dimensions; got {observation.shape}."
+                f"{name} was built to stack frames of {expected.dtype.name}; "
+                f"got {specs.dtype.name}."
             )
-        self.build(shape, observation.dtype)
-        if shape != self._observation_shape:
+
+    def _check_structure(self, observation: Any) -> None:
+        """Refuses nests that the torso, or the stacking of frames, cannot take."""
+        if not tf.nest.is_nested(observation):
+            return
+        kind = type(observation).__name__
+        if not self._torso.takes_nests:
             raise ValueError(
-                f"{type(self).__name__} was built for observations of shape "
-                f"{self._observation_shape}; got {shape}."
+                f"{type(self).__name__} takes observations that are a single tensor; got a {kind}. "
+                "AutoNetwork takes any: bind VTraceAgent.network = @AutoNetwork."
             )
-        if self._frame_stack.size > 1 and observation.dtype != self._observation_dtype:
+        if self._frame_stack.size > 1:
             raise ValueError(
-                f"{type(self).__name__} was built to stack frames of "
-                f"{self._observation_dtype.name}; got {observation.dtype.name}."
+                f"stack_size={self._frame_stack.size} stacks observations that are one image; got "
+                f"a {kind}. Stack them in the environment: gym_env.wrappers = [@frame_stack]."
             )
 
 
@@ -350,6 +382,8 @@ class MLP(ActorCritic):
         layers, `policy_gain` for the policy head and 1 for the value head; otherwise as Keras
         initialises them.
       policy_gain: a small one makes the first policy nearly uniform.
+      normalize_observations: whether observations are normalised by their running mean and
+        variance, which are saved with the network.
       dtype: a Keras dtype policy.
     """
 
@@ -363,6 +397,7 @@ class MLP(ActorCritic):
         use_prev_action_and_reward: bool | None = None,
         orthogonal_init: bool = True,
         policy_gain: float = 0.01,
+        normalize_observations: bool = False,
         dtype: str = "float32",
         name: str = "mlp",
     ):
@@ -380,6 +415,79 @@ class MLP(ActorCritic):
             value_torso=torso() if separate_value_torso else None,
             head_gains=(policy_gain, 1.0) if orthogonal_init else None,
             dtype=dtype,
+            normalize_observations=normalize_observations,
+            name=name,
+        )
+
+
+@gin.configurable
+class AutoNetwork(ActorCritic):
+    """The network for any observation space: convolutions for images, dense layers for vectors.
+
+    Dicts and tuples of them are joined by one more dense layer; seed_rl.automatic_torso says what
+    is done with each kind of space. For a vector it is the same as `MLP`.
+
+    Args:
+      parametric_action_distribution: a number of discrete actions, or a distribution.
+      observation_space: of one environment.
+      hidden_sizes: the sizes of the dense layers for vectors.
+      activation: the Keras name of their activation.
+      joint_size: the size of the dense layer that joins several parts; 0 only concatenates them.
+      lstm_units: the size of an LSTM before the heads; 0 for none.
+      separate_value_torso: whether policy and value have torsos each; not with an LSTM. None: if
+        there is neither an LSTM nor an image, since convolutions are what takes the time.
+      use_prev_action_and_reward: whether the heads, or the LSTM, see these two; None: if there is
+        an LSTM.
+      policy_gain: a small one makes the first policy nearly uniform.
+      image_scale: what images are divided by; None: the largest number their space allows, which is
+        right for pixels. Codes, as in MiniGrid, may say that they go up to 255 and stay below 11.
+      normalize_observations: whether vectors are normalised by their running mean and variance,
+        which are saved with the network.
+      stack_size: how many successive observations it sees together, if they are one image.
+      dtype: a Keras dtype policy.
+    """
+
+    def __init__(
+        self,
+        parametric_action_distribution: ParametricDistribution | int,
+        observation_space: gymnasium.Space,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: str = "tanh",
+        joint_size: int = 256,
+        lstm_units: int = 0,
+        separate_value_torso: bool | None = None,
+        use_prev_action_and_reward: bool | None = None,
+        policy_gain: float = 0.01,
+        image_scale: float | None = None,
+        normalize_observations: bool = False,
+        stack_size: int = 1,
+        dtype: str = "float32",
+        name: str = "auto_network",
+    ):
+        def make_torso() -> AutomaticTorso:
+            return AutomaticTorso(
+                observation_space,
+                hidden_sizes,
+                activation,
+                lambda: keras.initializers.Orthogonal(math.sqrt(2)),
+                joint_size,
+                image_scale,
+                dtype,
+            )
+
+        torso = make_torso()
+        if separate_value_torso is None:
+            separate_value_torso = not lstm_units and not torso.has_images
+        super().__init__(
+            parametric_action_distribution,
+            torso,
+            lstm_units,
+            use_prev_action_and_reward,
+            value_torso=make_torso() if separate_value_torso else None,
+            head_gains=(policy_gain, 1.0),
+            dtype=dtype,
+            stack_size=stack_size,
+            normalize_observations=normalize_observations,
             name=name,
         )
 
@@ -409,13 +517,3 @@ class GFootball(ActorCritic):
             dtype=dtype,
             name=name,
         )
-
-
-def _single_observation(observation: Any) -> tf.Tensor:
-    if tf.nest.is_nested(observation):
-        raise ValueError(
-            "This network takes observations that are a single tensor; got a "
-            f"{type(observation).__name__}. Flatten them in the environment, for example with "
-            "gymnasium.wrappers.FlattenObservation."
-        )
-    return tf.convert_to_tensor(observation)

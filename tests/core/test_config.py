@@ -80,7 +80,7 @@ def test_a_file_anywhere_may_include_one_of_the_package(tmp_path):
     experiment = config.load([str(own)], [], for_actor=False)
     assert experiment.environment == "seed_rl.envs.gym_env:gym_env"
     assert value("gym_env.env_id") == "Acrobot-v1"
-    assert value("MLP.hidden_sizes") == (64, 64)  # as gym_vtrace.gin has it
+    assert value("AutoNetwork.hidden_sizes") == (64, 64)  # as gym_vtrace.gin has it
 
 
 def test_a_configuration_leaves_nothing_of_the_one_before():

@@ -1,0 +1,88 @@
+"""Observations with mean 0 and variance 1, by statistics of what was trained on."""
+
+from typing import Any
+
+import tensorflow as tf
+
+# Statistics count at most so many observations: then new ones weigh a little more than old ones,
+# which a changing policy no longer sees. It is far below where float32 stops counting, 2**24.
+_MAX_COUNT = 1e6
+_CLIP = 10.0  # standard deviations
+_EPSILON = 1e-4
+
+
+class ObservationNormalizer(tf.Module):
+    """Normalises the vectors among observations: arrays of floats of at most two dimensions.
+
+    Images and integers pass through. The statistics are variables that no gradient changes: the
+    learner updates them by the observations of each training step, inference uses them as they are,
+    and they are saved and exported with the network. Before the first training step observations
+    pass through unchanged.
+
+    Args:
+      specs: nest of tf.TensorSpec of one observation.
+    """
+
+    def __init__(self, specs: Any, name: str = "observation_normalizer"):
+        super().__init__(name=name)
+        self._moments = [
+            RunningMoments(spec.shape) if is_vector(spec) else None
+            for spec in tf.nest.flatten(specs)
+        ]
+
+    def __call__(self, observation: Any) -> Any:
+        """Normalises a nest of tensors [..., *shape]; vectors become float32."""
+        leaves = [
+            leaf if moments is None else moments.normalize(leaf)
+            for leaf, moments in zip(tf.nest.flatten(observation), self._moments, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(observation, leaves)
+
+    def update(self, observation: Any) -> None:
+        """Takes a nest of tensors [..., *shape] into the statistics."""
+        for leaf, moments in zip(tf.nest.flatten(observation), self._moments, strict=True):
+            if moments is not None:
+                moments.update(leaf)
+
+
+def is_vector(spec: tf.TensorSpec) -> bool:
+    """Whether an ObservationNormalizer normalises such an array."""
+    return spec.dtype.is_floating and spec.shape.rank <= 2
+
+
+class RunningMoments(tf.Module):
+    """Mean and variance of each element, of all that was ever seen.
+
+    Batches are merged as Chan, Golub and LeVeque 1979 do it, without sums of squares, which cancel
+    where the mean is large.
+
+    Args:
+      shape: of one observation.
+    """
+
+    def __init__(self, shape: Any, name: str = "running_moments"):
+        super().__init__(name=name)
+        self._rank = len(shape)
+        self.count = tf.Variable(0.0, trainable=False, name="count")
+        self.mean = tf.Variable(tf.zeros(shape), trainable=False, name="mean")
+        self.variance = tf.Variable(tf.ones(shape), trainable=False, name="variance")
+
+    def normalize(self, x: tf.Tensor) -> tf.Tensor:
+        """[..., *shape] of floats → float32, at most 10 standard deviations from the mean."""
+        centred = (tf.cast(x, tf.float32) - self.mean) * tf.math.rsqrt(self.variance + _EPSILON)
+        known = self.count > 0
+        return tf.where(known, tf.clip_by_value(centred, -_CLIP, _CLIP), tf.cast(x, tf.float32))
+
+    def update(self, x: tf.Tensor) -> None:
+        """Merges a batch [..., *shape]."""
+        x = tf.stop_gradient(tf.cast(x, tf.float32))
+        axes = list(range(x.shape.rank - self._rank))
+        number = tf.cast(tf.reduce_prod(tf.shape(x)[: len(axes)]), tf.float32)
+        mean, variance = tf.nn.moments(x, axes)
+        total = self.count + number
+        share = number / total
+        delta = mean - self.mean
+        spread = tf.square(delta) * share * (1.0 - share)
+        self.variance.assign(self.variance * (1.0 - share) + variance * share + spread)
+        self.mean.assign_add(delta * share)
+        self.count.assign(tf.minimum(total, _MAX_COUNT))
