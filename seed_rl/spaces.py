@@ -60,8 +60,8 @@ def _observation_specs(space: gymnasium.Space, name: str) -> Any:
     if not isinstance(space, plain) or not _is_numeric(np.dtype(space.dtype)):
         raise UnsupportedSpaceError(
             f"The {name} space {space} is not supported. Supported are {OBSERVATIONS}, with "
-            "numbers in them. Wrap the environment so that it observes one of these: to leave texts "
-            "out of a Dict, gym_env.wrappers = [@drop_text]"
+            "numbers in them. Wrap the environment so that it observes one of these: to leave "
+            "texts out of a Dict, gym_env.wrappers = [@drop_text]"
         )
     assert space.shape is not None
     return ArraySpec(tuple(space.shape), np.dtype(space.dtype), name)
