@@ -19,6 +19,7 @@ die() {
 extra_of_environment() {
   case "$1" in
     atari | mujoco) say "$1" ;;
+    football*) say football ;;
     *) ;; # gymnasium, which `gym` takes, comes with the package itself
   esac
 }
@@ -128,18 +129,30 @@ fingerprint() {
   } | cksum
 }
 
+# stamps_of EXTRA…: prints the files that say of which fingerprint the installed package is.
+stamps_of() {
+  local extra
+  say "$VENV/seed_rl.installed"
+  for extra in "$@"; do
+    say "$VENV/seed_rl.installed.$extra"
+  done
+}
+
+# is_installed EXTRA…: whether the package is, with these, from this checkout as it is now.
+is_installed() {
+  local stamp now
+  now="$(fingerprint)"
+  while read -r stamp; do
+    [[ -e "$stamp" && "$(<"$stamp")" == "$now" ]] || return 1
+  done < <(stamps_of "$@")
+}
+
 # install_package EXTRA…: installs the package so that it runs from this checkout, unless it is.
 install_package() {
-  local extras="$*" extra stamp now stale="" verbosity=()
-  local stamps=("$VENV/seed_rl.installed")
+  local extras="$*" stamp stamps now verbosity=()
+  is_installed "$@" && return
   now="$(fingerprint)"
-  for extra in "$@"; do
-    stamps+=("$VENV/seed_rl.installed.$extra")
-  done
-  for stamp in "${stamps[@]}"; do
-    [[ -e "$stamp" && "$(<"$stamp")" == "$now" ]] || stale=yes
-  done
-  [[ -n "$stale" ]] || return 0
+  mapfile -t stamps < <(stamps_of "$@")
   say "Installing the package into $VENV. The first time takes some minutes: TensorFlow alone is" \
     "600 MB …"
   # The first time, in a terminal, pip shows what it downloads.

@@ -8,7 +8,8 @@ usage() {
   cat <<EOF
 Usage: ${0##*/} ENV AGENT NUM_ACTORS ENVS_PER_ACTOR [flags…]
 
-Trains AGENT on ENV on this machine, with configs/ENV_AGENT.gin, for example
+Trains AGENT on ENV on this machine, with configs/ENV_AGENT.gin (or ENV.gin, if its agent is AGENT),
+for example
 
     ${0##*/} atari vtrace 2 8
 
@@ -35,12 +36,32 @@ EOF
 }
 
 known_configurations() {
-  local file name
+  local file name agent
   for file in "$ROOT"/configs/*.gin; do
     [[ -e "$file" ]] || continue
     name="$(basename "$file" .gin)"
-    say "  ${name%_*} ${name##*_}"
+    agent="$(agent_of_config "$file")"
+    if [[ -n "$agent" && "$name" != *"_$agent" ]]; then
+      say "  $name $agent"
+    else
+      say "  ${name%_*} ${name##*_}"
+    fi
   done
+}
+
+# agent_of_config FILE: the folder of the agent that it names itself, not by what it includes.
+agent_of_config() {
+  sed -n "s/^experiment\.agent = 'seed_rl\.agents\.\([a-z0-9_]*\)\..*/\1/p" "$1"
+}
+
+# find_config ENV AGENT: ENV_AGENT.gin, or ENV.gin where that names this agent.
+find_config() {
+  local config="$ROOT/configs/$1_$2.gin"
+  if [[ ! -e "$config" && -e "$ROOT/configs/$1.gin" &&
+    "$(agent_of_config "$ROOT/configs/$1.gin")" == "$2" ]]; then
+    config="$ROOT/configs/$1.gin"
+  fi
+  say "$config"
 }
 
 wrong_usage() {
@@ -63,7 +84,7 @@ parse_arguments() {
   positional=("${@:1:4}")
   env=$1 agent=$2 num_actors=$3 envs_per_actor=$4
   shift 4
-  config="$ROOT/configs/${env}_$agent.gin"
+  config="$(find_config "$env" "$agent")"
   [[ "$env$agent" != */* && -e "$config" ]] || wrong_usage "there is no configuration" \
     "configs/${env}_$agent.gin for ENV=$env and AGENT=$agent; those that exist are listed below"
   require_positive NUM_ACTORS "$num_actors"
@@ -142,6 +163,13 @@ make_socket_directory() {
   [[ ${#parent} -le 80 ]] || parent=/tmp
   socket_directory="$(mktemp -d "$parent/seed_rl.XXXXXX")"
   chmod 700 "$socket_directory"
+}
+
+# require_football_engine: it is in no package that pip could have installed just now.
+require_football_engine() {
+  "$VENV/bin/python" -c 'import importlib.util as u; exit(not u.find_spec("gfootball"))' ||
+    die "Google Research Football's engine is not installed in $VENV. Run" \
+      "$ROOT/scripts/install_football.sh, which compiles it (5 to 13 minutes, once)."
 }
 
 # ---- Processes -----------------------------------------------------------------------------------
@@ -317,6 +345,7 @@ main() {
   extra="$(extra_of_environment "$env")"
   # shellcheck disable=SC2086 # no extra, no argument
   prepare_venv $extra
+  [[ "$env" != football* ]] || require_football_engine
 
   learner="" tensorboard_pid="" tensorboard_said="" stop_signal="" killed="" socket_directory=""
   status=0

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import importlib.util
 import json
 import os
 import pathlib
@@ -514,3 +515,34 @@ def test_works_through_a_symbolic_link(checkout, tmp_path):
         ).returncode
         == 0
     )
+
+
+def test_a_configuration_may_name_its_agent_itself(checkout):
+    checkout.environment["STUB_LEARNER"] = "finish"
+    config = checkout.root / "configs" / "big_match.gin"
+    config.write_text("experiment.agent = 'seed_rl.agents.vtrace.agent:VTraceAgent'\n")
+    assert checkout.run("big_match", "vtrace", 1, 1)[0] == 0
+    (arguments,) = checkout.arguments("learner")
+    assert f"--gin_config={config}" in arguments
+    status, _, err = checkout.run("big_match", "r2d2", 1, 1)
+    assert status == 2 and "there is no configuration" in err
+    assert "  big_match vtrace\n" in err
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("gfootball") is not None, reason="football's engine is installed"
+)
+def test_football_without_its_engine(checkout):
+    (checkout.root / "configs" / "football_vtrace.gin").touch()
+    status, _, err = checkout.run("football", "vtrace", 1, 1)
+    assert status == 1
+    assert "engine is not installed" in err and "scripts/install_football.sh" in err
+    assert installs(checkout) == [f"{checkout.root}[football]"]
+    assert not checkout.arguments("learner")
+
+
+def test_football_with_its_engine(checkout, tmp_path):
+    (tmp_path / "gfootball.py").touch()
+    checkout.environment |= {"STUB_LEARNER": "finish", "PYTHONPATH": str(tmp_path)}
+    (checkout.root / "configs" / "football_vtrace.gin").touch()
+    assert checkout.run("football", "vtrace", 1, 1)[0] == 0
