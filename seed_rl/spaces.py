@@ -1,8 +1,8 @@
 """Which spaces an environment may have, and how their values become arrays.
 
 An agent sees canonical action spaces only: Discrete counted from 0, MultiDiscrete counted from 0,
-Box in [-1, 1] and Tuples of these. `ActionTranslator` takes its actions back to the environment's
-own space.
+Box in [-1, 1] and Tuples of these. MultiBinary is a MultiDiscrete of twos. `ActionTranslator` takes
+its actions back to the environment's own space.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gymnasium import spaces
 from seed_rl.user_error import UserError
 
 OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
-ACTIONS = "Discrete, MultiDiscrete, Box with finite bounds, and Tuple of these"
+ACTIONS = "Discrete, MultiDiscrete, MultiBinary, Box with finite bounds, and Tuple of these"
 
 
 class UnsupportedSpaceError(UserError):
@@ -98,7 +98,9 @@ def canonical_action_space(space: gymnasium.Space) -> gymnasium.Space:
         return spaces.Discrete(int(space.n))
     if isinstance(space, spaces.MultiDiscrete):
         return spaces.MultiDiscrete(np.asarray(space.nvec).ravel())
-    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
+    if isinstance(space, spaces.MultiBinary):
+        return spaces.MultiDiscrete(np.full(int(np.prod(space.shape)), 2))
+    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in "fiu":
         if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
             raise UnsupportedSpaceError(
                 f"The action space {space} has infinite bounds. Actions in [-1, 1] are rescaled to "
@@ -180,6 +182,8 @@ def _translate_box(space: spaces.Box) -> Callable[[Any, int], np.ndarray]:
     def translate(actions: Any, num_envs: int) -> np.ndarray:
         actions = _shaped(actions, (num_envs, *space.shape), space)
         scaled = low + (np.clip(actions, -1.0, 1.0) + 1.0) * half_width
+        if np.dtype(space.dtype).kind != "f":
+            scaled = np.rint(scaled)
         # Rounding may carry a value just past a bound, which strict environments refuse.
         return np.clip(scaled.astype(space.dtype), space.low, space.high)
 
@@ -187,10 +191,12 @@ def _translate_box(space: spaces.Box) -> Callable[[Any, int], np.ndarray]:
 
 
 def _translate_integers(space: Any) -> Callable[[Any, int], np.ndarray]:
-    """For Discrete and MultiDiscrete, which both count from `start`."""
+    """For Discrete and MultiDiscrete, which both count from `start`, and MultiBinary."""
     single = isinstance(space, spaces.Discrete)
-    counts = np.asarray(space.n if single else space.nvec)
-    start = np.asarray(space.start)
+    if isinstance(space, spaces.MultiBinary):
+        counts, start = np.full(space.shape, 2), np.zeros(space.shape, np.int8)
+    else:
+        counts, start = np.asarray(space.n if single else space.nvec), np.asarray(space.start)
     dtype, shape = np.dtype(space.dtype), space.shape
     canonical_shape = (counts.size,) if not single else ()
 

@@ -65,6 +65,21 @@ def test_box_actions_are_rescaled_to_the_bounds_and_clipped():
     assert space == spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
+def test_box_actions_of_integers_are_rounded():
+    given, space = acted(spaces.Box(-3, 9, (2,), np.int32), np.array([[-1.0, 0.3]], np.float32), 1)
+    np.testing.assert_array_equal(given, [[-3, 5]])  # 3 + 0.3 * 6 = 4.8
+    assert given[0].dtype == np.int32 and space == spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+@pytest.mark.parametrize("shape", [3, (3, 1)])
+def test_binary_actions_are_choices_of_two(shape):
+    given, space = acted(spaces.MultiBinary(shape), np.array([[0, 1, 1], [1, 0, 0]], np.int32), 2)
+    np.testing.assert_array_equal(np.reshape(given, (2, 3)), [[0, 1, 1], [1, 0, 0]])
+    assert space == spaces.MultiDiscrete([2, 2, 2])
+    with pytest.raises(ValueError, match="MultiBinary"):
+        acted(spaces.MultiBinary(shape), np.array([[0, 1, 2]]), 1)
+
+
 def test_tuple_actions():
     own = spaces.Tuple([spaces.Discrete(2, start=1), spaces.Box(0.0, 4.0, (1,), np.float32)])
     given, space = acted(own, (np.array([0, 1]), np.array([[-1.0], [0.0]], np.float32)), 2)
@@ -107,6 +122,8 @@ def test_specs():
     [
         (spaces.Text(5), r"Text\(.*not supported.*Box, Discrete"),
         (spaces.Dict(a=spaces.Text(5)), r"observation/a.*Text"),
+        (spaces.Dict(a=spaces.Text(5)), r"gym_env.wrappers = \[@drop_text\]"),
+        (spaces.Box(0, 1, (2,), np.longdouble), r"Box.*float128.*not supported"),
         (spaces.Graph(spaces.Discrete(2), None), "Graph"),
         (spaces.Tuple([]), "no array"),
     ],
@@ -120,9 +137,8 @@ def test_unsupported_observation_spaces(space, words):
     ("space", "words"),
     [
         (spaces.Box(-np.inf, 1.0, (2,)), "infinite bounds"),
-        (spaces.Box(0, 9, (2,), np.int32), r"Box.*not supported"),
         (spaces.Dict(a=spaces.Discrete(2)), r"Dict.*not supported.*Discrete, MultiDiscrete"),
-        (spaces.MultiBinary(3), "MultiBinary.*not supported"),
+        (spaces.Sequence(spaces.Discrete(2)), "Sequence.*not supported.*MultiBinary"),
     ],
 )
 def test_unsupported_action_spaces(space, words):
