@@ -170,6 +170,29 @@ def test_networks_see_the_planes(network):
     np.testing.assert_allclose(logits(pack(planes)), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_r2d2_sees_the_planes():
+    import tensorflow as tf
+
+    from seed_rl.agents.r2d2.networks import DuelingLSTMDQNNet
+    from seed_rl.structures import EnvOutput
+
+    frames = random_planes(2, 72, 96, 16)  # two frames of an unroll, stacked in the network
+
+    def q_values(observation):
+        tf.keras.utils.set_random_seed(1)
+        net = DuelingLSTMDQNNet(
+            19, observation.shape[1:], stack_size=2, observation_dtype=observation.dtype
+        )
+        zeros, no = tf.zeros([2, 1]), tf.zeros([2, 1], tf.bool)
+        steps = tf.zeros([2, 1], tf.int32)
+        outputs = EnvOutput(zeros, no, tf.constant(observation[:, None]), no, steps)
+        return net((steps, outputs), net.initial_state(1), unroll=True)[0].q_values.numpy()
+
+    expected = q_values(frames)
+    gin.parse_config("ConvolutionalTorso.preprocess = @unpackbits")
+    np.testing.assert_allclose(q_values(pack(frames)), expected, rtol=1e-5, atol=1e-6)
+
+
 # Settings
 
 
