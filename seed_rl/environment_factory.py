@@ -16,6 +16,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv
 
+from seed_rl.dm_env_adapter import DmEnvironment, looks_like_dm_env
 from seed_rl.old_gym import OldGymEnvironment, looks_like_old_gym
 from seed_rl.user_error import UserError
 
@@ -125,7 +126,7 @@ def make_single(factory: Callable, env_index: int) -> gymnasium.Env:
 
 
 def make_one(factory: Callable, env_index: int) -> gymnasium.Env | VectorEnv:
-    """Calls `factory` once and takes an environment of the old API to gymnasium's."""
+    """Calls `factory` once and takes an environment of another API to gymnasium's."""
     if has_parameter(factory, "env_index"):
         made = _call(factory, env_index=env_index)
     else:
@@ -134,9 +135,12 @@ def make_one(factory: Callable, env_index: int) -> gymnasium.Env | VectorEnv:
         return made
     if looks_like_old_gym(made):
         return OldGymEnvironment(made)
+    if looks_like_dm_env(made):
+        return DmEnvironment(made)
     raise TypeError(
-        f"{factory_name(factory)} must return a gymnasium.Env, a gymnasium.vector.VectorEnv or an "
-        f"environment of the old gym API, but it returned a {_type_name(made)}."
+        f"{factory_name(factory)} must return a gymnasium.Env, a gymnasium.vector.VectorEnv, or an "
+        "environment of the old gym API or of dm_env's, but it returned a "
+        f"{_type_name(made)}."
     )
 
 
