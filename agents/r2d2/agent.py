@@ -8,6 +8,7 @@ import gin
 import gymnasium
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from seed_rl import optimizers
 from seed_rl.agent import Agent, LossOutputs
@@ -15,10 +16,14 @@ from seed_rl.agents.r2d2 import exploration, losses, networks
 from seed_rl.agents.r2d2.networks import AgentOutput
 from seed_rl.environment_factory import has_parameter
 from seed_rl.replay import PrioritizedReplay
+from seed_rl.replay_memory import check_replay_fits
 from seed_rl.replay_sink import ReplayBatch, ReplaySink
 from seed_rl.structures import EnvOutput
 from seed_rl.unrolls import Unroll
 from seed_rl.user_error import UserError
+
+# What training and inference need beside the replay, for the network and the batches of the paper.
+_RESERVED_BYTES = 2 * 2**30
 
 
 @gin.configurable
@@ -54,6 +59,7 @@ class R2D2Agent(Agent):
         num_eval_envs: int = 0,
         eval_epsilon: float = 1e-3,
         use_stored_state: bool = True,
+        save_replay: bool = False,
     ):
         """Args:
         observation_space: of one environment.
@@ -82,6 +88,7 @@ class R2D2Agent(Agent):
         eval_epsilon: share of random actions in them.
         use_stored_state: start from the recurrent state in which the unroll was recorded; if not,
           from zeros.
+        save_replay: save the replay beside every checkpoint, so that a resumed run has it at once.
         """
         if not isinstance(action_space, gymnasium.spaces.Discrete):
             raise UserError(
@@ -99,6 +106,7 @@ class R2D2Agent(Agent):
             "min_unrolls": min_replay_size,
             "replay_ratio": replay_ratio,
             "priority_exponent": priority_exponent,
+            "save": save_replay,
         }
         self._loss_settings = {
             "gamma": discount,
@@ -177,6 +185,15 @@ class R2D2Agent(Agent):
         return self._network((prev_actions, env_outputs), agent_state)
 
     def make_unroll_sink(self, unroll_specs: Unroll) -> ReplaySink:
+        """See Agent. Says how much memory the replay will take.
+
+        Raises:
+          UserError: there is not that much.
+        """
+        limits = {name: self._replay_settings[name] for name in ("size", "max_bytes")}
+        logging.info(
+            "%s", check_replay_fits(unroll_specs, **limits, reserved_bytes=_RESERVED_BYTES)
+        )
         return ReplaySink(
             PrioritizedReplay(specs=unroll_specs, **self._replay_settings),
             self.batch_size,

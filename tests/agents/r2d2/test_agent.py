@@ -9,6 +9,7 @@ import tensorflow as tf
 from seed_rl.agents.r2d2 import losses
 from seed_rl.agents.r2d2.agent import R2D2Agent
 from seed_rl.agents.r2d2.networks import AgentOutput, DuelingLSTMDQNMLP
+from seed_rl.grpc_service import TensorSpec
 from seed_rl.replay_sink import ReplayBatch
 from seed_rl.structures import EnvOutput
 from seed_rl.training import Trainer
@@ -222,6 +223,18 @@ def test_training_steps_follow_from_the_replay_ratio():
 def test_senseless_settings_are_refused(settings, expected):
     with pytest.raises(UserError, match=expected):
         make_agent(**settings)
+
+
+def test_a_replay_that_does_not_fit_is_refused_with_figures():
+    agent = make_agent(replay_size=10**12)
+    specs = tf.nest.map_structure(
+        lambda x: TensorSpec(np.shape(x)[1:], np.asarray(x).dtype), random_unrolls(agent)
+    )
+    with pytest.raises(
+        UserError, match=r"does not fit in memory: 1,000,000,000,000 items of .*Gi"
+    ):
+        agent.make_unroll_sink(specs)
+    make_agent().make_unroll_sink(specs).close()
 
 
 def test_spaces_that_it_cannot_take():
