@@ -6,7 +6,7 @@ import difflib
 import functools
 import importlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -20,11 +20,15 @@ from seed_rl.environment_factory import (
 )
 from seed_rl.old_gym import OldGymEnvironment
 from seed_rl.user_error import UserError
+from seed_rl.wrappers import wrapped
 
 
 @gin.configurable
 def gym_env(
-    env_index: int = 0, env_id: str = gin.REQUIRED, kwargs: Mapping[str, Any] | None = None
+    env_index: int = 0,
+    env_id: str = gin.REQUIRED,
+    kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Callable[[gymnasium.Env], gymnasium.Env]] = (),
 ) -> gymnasium.Env:
     """Makes the environment that `env_id` names.
 
@@ -33,16 +37,21 @@ def gym_env(
         env_id: one of
             'CartPole-v1', an id of gymnasium ('ALE/Pong-v5' needs no import before);
             'my_package:MyEnv-v0', an id that my_package registers with gymnasium;
-            'my_package.my_module:make', a function that returns an environment;
+            'my_package.my_module:make', a function that returns an environment, of gymnasium, the
+                old gym or dm_env;
             'gym:CartPole-v1', an id of the old gym package.
         kwargs: further arguments of the environment or the function.
+        wrappers: what is put around it, the first innermost; see seed_rl.wrappers.
 
     Raises:
-        UserError: there is no such environment; near names are listed.
+        UserError: there is no such environment; near names are listed. Or a wrapper does not fit.
         ModuleNotFoundError: a package is not installed.
         TypeError: the function returned something that is no single environment.
     """
-    kwargs = dict(kwargs or {})
+    return wrapped(_make(env_index, env_id, dict(kwargs or {})), wrappers)
+
+
+def _make(env_index: int, env_id: str, kwargs: dict[str, Any]) -> gymnasium.Env:
     prefix, colon, name = env_id.partition(":")
     if not colon:
         return _make_gymnasium(env_id, kwargs)
