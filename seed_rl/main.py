@@ -1,4 +1,4 @@
-"""The entry point: `python -m seed_rl.main --run_mode=learner|actor|eval|export`.
+"""The entry point: `python -m seed_rl.main --run_mode=learner|actor|eval|export|check_env`.
 
 Flags are read here and nowhere else. They say where a process runs and which part it plays; what is
 learnt, and how, is said by gin.
@@ -22,7 +22,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 FLAGS = flags.FLAGS
 
 flags.DEFINE_enum(
-    "run_mode", None, ["learner", "actor", "eval", "export"], "Which part this process plays."
+    "run_mode",
+    None,
+    ["learner", "actor", "eval", "export", "check_env"],
+    "Which part this process plays. check_env tries the environment and says what is wrong.",
 )
 flags.DEFINE_string("logdir", None, "The run's directory: checkpoints, TensorBoard, config.")
 flags.DEFINE_list(
@@ -44,6 +47,7 @@ flags.DEFINE_integer("seed", 1, "Environment i starts from seed + i.", lower_bou
 flags.DEFINE_integer("num_episodes", 100, "eval: episodes to play.", lower_bound=1)
 flags.DEFINE_bool("greedy", True, "eval: take the best action; --nogreedy acts as in training.")
 flags.DEFINE_string("video", None, "eval: an .mp4 or .avi file to write.")
+flags.DEFINE_integer("num_steps", 300, "check_env: agent steps to take.", lower_bound=1)
 flags.DEFINE_bool("insecure", False, "Allow addresses beyond this machine without encryption.")
 
 # What is the user's to mend: told in one line, without a traceback.
@@ -220,6 +224,38 @@ def run_export(signals: "StopSignals") -> None:
     print(export_policy(agent, observation_specs, action_specs, FLAGS.logdir))
 
 
+def run_check_env(signals: "StopSignals") -> None:
+    """Tries the environment, and whether the agent takes what it observes."""
+    del signals
+    from seed_rl import config
+    from seed_rl.check_env import check_environment
+
+    experiment = config.load(FLAGS.gin_config, FLAGS.gin_bindings, for_actor=False)
+    warnings: list[str] = []
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+        warnings.extend([line] if line.startswith("warning: ") else [])
+
+    with _setting_up():
+        rows = check_environment(experiment.environment, FLAGS.seed, FLAGS.num_steps, say)
+        agent, _, action_specs = _make_agent(experiment.environment, experiment.agent)
+        say(f"agent         {_tried_agent(agent, action_specs, rows)}")
+    say(f"{len(warnings)} warnings" if warnings else "nothing is wrong")
+
+
+def _tried_agent(agent: Any, action_specs: Any, rows: Any) -> str:
+    import numpy as np
+
+    from seed_rl.nests import map_nest
+
+    count = len(rows.indices)
+    actions = map_nest(lambda s: np.zeros((count, *s.shape), s.dtype), action_specs)
+    agent.policy(rows.indices, actions, rows.env_outputs, agent.initial_state(count))
+    parameters = sum(int(np.prod(v.shape)) for v in agent.trainable_variables)
+    return f"{type(agent).__name__} takes them; {parameters:,} parameters"
+
+
 def _required_logdir() -> str:
     if not FLAGS.logdir:
         raise UsageError(f"--run_mode={FLAGS.run_mode} needs --logdir=DIRECTORY")
@@ -282,13 +318,22 @@ def main(argv: list[str]) -> int:
         print(f"error: not a flag: {' '.join(argv[1:])}", file=sys.stderr)
         return _EXIT_WRONG_INPUT
     if not FLAGS.run_mode:
-        print("error: --run_mode is needed: learner, actor, eval or export", file=sys.stderr)
+        print(
+            "error: --run_mode is needed: learner, actor, eval, export or check_env",
+            file=sys.stderr,
+        )
         return _EXIT_WRONG_INPUT
     logging.set_verbosity(max(FLAGS.verbosity, logging.INFO))
     signals = StopSignals()
     if FLAGS.run_mode in ("learner", "actor"):
         signals.install()
-    parts = {"learner": run_learner, "actor": run_actor, "eval": run_eval, "export": run_export}
+    parts = {
+        "learner": run_learner,
+        "actor": run_actor,
+        "eval": run_eval,
+        "export": run_export,
+        "check_env": run_check_env,
+    }
     try:
         parts[FLAGS.run_mode](signals)
     except _user_errors() as error:
