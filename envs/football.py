@@ -6,8 +6,10 @@ docs/football.md. It is imported when the first environment is made.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import io
 import logging
 import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +20,6 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from seed_rl.environment_factory import missing_package
 from seed_rl.old_gym import gymnasium_space
 from seed_rl.user_error import UserError
 
@@ -280,16 +281,16 @@ def _scenario_names(scenarios: Any) -> list[str]:
 def _import_engine() -> tuple[Any, Any]:
     """Returns the modules gfootball.env and gfootball.scenarios."""
     try:
+        with contextlib.redirect_stderr(io.StringIO()):  # where gym asks to be replaced
+            importlib.import_module("gym")
         engine = importlib.import_module("gfootball.env")
         scenarios = importlib.import_module("gfootball.scenarios")
     except ModuleNotFoundError as error:
-        if error.name not in ("gfootball", "gfootball_engine", "_gameplayfootball"):
-            raise missing_package(error, "Google Research Football") from error
         raise ModuleNotFoundError(
-            "Google Research Football needs its engine, the package 'gfootball', which is not "
-            "installed. A plain pip install does not do it: run scripts/install_football.sh, see "
-            "docs/football.md.",
-            name="gfootball",
+            f"Google Research Football needs the package {error.name!r}, which is not installed. "
+            "A plain pip install of the engine, gfootball, does not do: run "
+            "scripts/install_football.sh, see docs/football.md.",
+            name=error.name,
         ) from error
     except ImportError as error:
         raise UserError(
