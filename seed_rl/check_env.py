@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterator
@@ -107,7 +108,7 @@ class _Trial:
             actions = _random_actions(self._batch.action_space, self._batch.num_envs, self._rng)
             start = time.perf_counter()
             step = self._num_steps + 1
-            all_rows = self._tried(f"step {step}", lambda a=actions: self._batch.step(a))
+            all_rows = self._tried(f"step {step}", functools.partial(self._batch.step, actions))
             self._seconds += time.perf_counter() - start
             self._num_steps = step
             self._see(all_rows)
