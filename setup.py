@@ -68,6 +68,7 @@ setup(
         "atari": ["ale-py>=0.11", "opencv-python-headless>=4.8"],
         # What the engine needs; scripts/install_football.sh compiles the engine itself.
         "football": ["gym>=0.22,<0.25", "opencv-python-headless>=4.8", "psutil", "six"],
+        "minatar": ["minatar>=1.0.15"],
         "mujoco": ["gymnasium[mujoco]>=1.1"],
         # The releases whose step returns four values and that work beside a current numpy.
         "gym": ["gym>=0.22,<0.25"],

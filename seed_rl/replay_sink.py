@@ -41,6 +41,7 @@ class ReplaySink(UnrollSink):
         priority_exponent: float,
         initial_priorities: Callable[[Unroll], Any],
         save: bool = False,
+        max_backlog: int = 0,
     ):
         """Args:
         replay: stores the unrolls.
@@ -49,6 +50,8 @@ class ReplaySink(UnrollSink):
         replay_ratio: unrolls trained on for each one inserted.
         priority_exponent: unrolls are drawn in proportion to their priority to this power.
         initial_priorities: (unrolls: leaves [n, T + 1, …]) -> priorities [n].
+          max_backlog: how many unrolls training may be behind what the ratio asks for before
+            inference has to wait; 0: two batches.
           save: save the replay beside every checkpoint, which takes its size on disk and some time.
 
         Raises:
@@ -66,8 +69,7 @@ class ReplaySink(UnrollSink):
         self._priority_exponent = priority_exponent
         self._initial_priorities = initial_priorities
         self._saves = save
-        # Training may be this many unrolls behind before inference has to wait.
-        self._slack = 2 * batch_size
+        self._max_backlog = max_backlog or 2 * batch_size
         self._condition = threading.Condition()
         self._closed = False
         self._num_inserted = 0  # those of a restored replay included
@@ -78,7 +80,7 @@ class ReplaySink(UnrollSink):
     def put(self, unrolls: Unroll) -> None:
         priorities = np.asarray(self._initial_priorities(unrolls))
         with self._condition:
-            self._condition.wait_for(lambda: self._closed or self._due() <= self._slack)
+            self._condition.wait_for(lambda: self._closed or self._due() <= self._max_backlog)
             if self._closed:
                 raise QueueClosedError("the replay is closed")
         self._replay.insert(unrolls, priorities)

@@ -56,10 +56,11 @@ class R2D2Agent(Agent):
         eta: float = 0.9,
         max_abs_reward: float = 0.0,
         max_gradient_norm: float = 80.0,
-        num_eval_envs: int = 0,
+        num_eval_envs: int | None = 0,
         eval_epsilon: float = 1e-3,
         use_stored_state: bool = True,
         save_replay: bool = False,
+        max_backlog: int = 0,
     ):
         """Args:
         observation_space: of one environment.
@@ -84,11 +85,14 @@ class R2D2Agent(Agent):
         eta: the share of the largest error in an unroll's priority; the rest is the mean error's.
         max_abs_reward: rewards are clipped to ± this in the loss; 0: not at all.
         max_gradient_norm: gradients are scaled down to this global norm; 0: not at all.
-        num_eval_envs: environments, the last ones, that only evaluate.
+        num_eval_envs: environments, the last ones, that only evaluate; None: as large a share as
+          the paper's 30 of 640, rounded.
         eval_epsilon: share of random actions in them.
         use_stored_state: start from the recurrent state in which the unroll was recorded; if not,
           from zeros.
         save_replay: save the replay beside every checkpoint, so that a resumed run has it at once.
+        max_backlog: unrolls that training may be behind what the ratio asks for before inference
+          waits; 0: two batches.
         """
         if not isinstance(action_space, gymnasium.spaces.Discrete):
             raise UserError(
@@ -96,7 +100,10 @@ class R2D2Agent(Agent):
                 f"{action_space}: use V-trace, or make the actions discrete"
             )
         self.unroll_length, self.num_overlapping_steps = unroll_length, burn_in
-        self.batch_size, self.num_eval_envs = batch_size, num_eval_envs
+        self.batch_size = batch_size
+        if num_eval_envs is None:
+            num_eval_envs = (num_envs * 30 + 320) // 640
+        self.num_eval_envs = num_eval_envs
         self._replay_settings = {
             "size": replay_size and int(replay_size),
             "importance_sampling_exponent": importance_sampling_exponent,
@@ -107,6 +114,7 @@ class R2D2Agent(Agent):
             "replay_ratio": replay_ratio,
             "priority_exponent": priority_exponent,
             "save": save_replay,
+            "max_backlog": max_backlog,
         }
         self._loss_settings = {
             "gamma": discount,
@@ -145,6 +153,7 @@ class R2D2Agent(Agent):
             ("n_steps", loss["n_steps"], 1),
             ("target_update_period", target_update_period, 1),
             ("min_replay_size", sink["min_unrolls"], 1),
+            ("max_backlog", sink["max_backlog"], 0),
             ("num_eval_envs", self.num_eval_envs, 0),
             ("priority_exponent", sink["priority_exponent"], 0),
             ("importance_sampling_exponent", replay["importance_sampling_exponent"], 0),

@@ -30,8 +30,13 @@ class InProcessTraining:
         num_envs: environments.
         seed: of environments and network.
         """
-        if "vtrace" in gin_config:  # one thread: nobody to wait for
-            bindings = [*bindings, f"VTraceAgent.queue_capacity={4 * num_envs}"]
+        # One thread: there is nobody to wait for.
+        no_limit = (
+            f"VTraceAgent.queue_capacity={4 * num_envs}"
+            if "vtrace" in gin_config
+            else "R2D2Agent.max_backlog=1_000_000"
+        )
+        bindings = [*bindings, no_limit]
         experiment = config.load([gin_config], bindings, for_actor=False)
         tf.keras.utils.set_random_seed(seed)
         self._environments = make_environment_batch(experiment.environment, range(num_envs), seed)
@@ -83,4 +88,5 @@ class InProcessTraining:
                 )
                 write(self._actions, rows.indices, actions)
             self._pending = self._environments.step(self._actions)
-            self.metrics = self._trainer.train_from(self._sink, timeout=0.0)
+            while (metrics := self._trainer.train_from(self._sink, timeout=0.0)) is not None:
+                self.metrics = metrics

@@ -47,3 +47,33 @@ def test_without_memory_the_cue_is_lost():
     # Chance is 0.5; the mean of 100 episodes is above 0.75 once in millions of times.
     assert not recent_return_reaches(training, 0.8)
     assert 0.25 <= training.statistics.recent_mean_return() <= 0.75
+
+
+@pytest.mark.timeout(600)
+def test_r2d2_balances_for_longer_than_chance():
+    training = InProcessTraining("gym_r2d2", ["Learner.total_frames=60_000"], 16, seed=1)
+    assert recent_return_reaches(training, 150.0)
+
+
+@pytest.mark.timeout(600)
+def test_r2d2_credits_an_action_with_what_comes_of_it():
+    bindings = ["Learner.total_frames=20_000", "gym_env.env_id='patience:Patience'"]
+    training = InProcessTraining("gym_r2d2", bindings, 16, seed=1)
+    assert recent_return_reaches(training, 0.9)  # the optimum is 1, chance 0.5
+
+
+@pytest.mark.timeout(600)
+def test_stored_state_carries_a_cue_over_more_steps_than_an_unroll_has():
+    training = InProcessTraining("memory_r2d2", [], 16, seed=1)
+    assert recent_return_reaches(training, 0.95)  # the optimum is 1
+
+
+@pytest.mark.timeout(600)
+def test_without_stored_state_and_burn_in_the_cue_is_lost():
+    bindings = [
+        "Learner.total_frames=40_000",
+        "R2D2Agent.use_stored_state=False",
+        "R2D2Agent.burn_in=0",
+    ]
+    training = InProcessTraining("memory_r2d2", bindings, 16, seed=1)
+    assert not recent_return_reaches(training, 0.85)

@@ -200,6 +200,14 @@ def test_exploration_and_its_absence():
     assert np.any(chosen.action[:20].numpy() != greedy.action[:20].numpy())
 
 
+@pytest.mark.parametrize(
+    ("num_envs", "expected"), [(640, 30), (1, 0), (10, 0), (11, 1), (16, 1), (64, 3)]
+)
+def test_as_many_evaluate_as_in_the_paper(num_envs, expected):
+    # 30 / 640 of 10, 11, 16 and 64: 0.47, 0.52, 0.75 and 3
+    assert make_agent(num_envs=num_envs, num_eval_envs=None).num_eval_envs == expected
+
+
 def test_training_steps_follow_from_the_replay_ratio():
     agent = make_agent(unroll_length=80, burn_in=40, batch_size=64, replay_ratio=0.75)
     # 64 · 80 · 4 frames of new data make one batch at ratio 1.
