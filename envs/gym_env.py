@@ -18,9 +18,9 @@ from seed_rl.environment_factory import (
     make_single,
     missing_package,
 )
+from seed_rl.envs.wrappers import wrapped
 from seed_rl.old_gym import OldGymEnvironment
 from seed_rl.user_error import UserError
-from seed_rl.wrappers import wrapped
 
 
 @gin.configurable
@@ -41,7 +41,7 @@ def gym_env(
                 old gym or dm_env;
             'gym:CartPole-v1', an id of the old gym package.
         kwargs: further arguments of the environment or the function.
-        wrappers: what is put around it, the first innermost; see seed_rl.wrappers.
+        wrappers: what is put around it, the first innermost; see seed_rl.envs.wrappers.
 
     Raises:
         UserError: there is no such environment; near names are listed. Or a wrapper does not fit.

@@ -9,8 +9,8 @@ import pytest
 from gymnasium import spaces
 
 import seed_rl.envs.gym_env  # noqa: F401, which gin has to know
-from seed_rl import wrappers
 from seed_rl.environment import make_environment_batch
+from seed_rl.envs import wrappers
 from seed_rl.user_error import UserError
 
 
