@@ -132,13 +132,20 @@ build_wheel() {
   trap "rm -rf -- '$scratch'" EXIT
   say "Compiling the engine: 5 to 13 minutes on two cores. Its output goes to $log"
   run_stoppable compile "$scratch" >"$log" 2>&1 || {
-    tail -n 15 "$log" | sed 's/^/  /' >&2
-    die "could not compile the engine. The end of $log is above; run this again to try again."
+    show_errors "$log" >&2
+    die "could not compile the engine. Its output is in $log; run this again to try again."
   }
   # Moved when it is whole, so that an interrupted run leaves no half of a wheel.
   mv "$scratch"/wheel/*.whl "$directory/"
   rm -rf -- "$scratch"
   trap - EXIT
+}
+
+# show_errors LOG: the first errors of the compilation; what follows is of pip, at length.
+show_errors() {
+  local errors
+  errors="$(grep -aE -m 2 -A 6 'CMake Error|[Ee]rror:' "$1")" || errors="$(tail -n 15 "$1")"
+  say "$errors" | sed 's/^ */  /'
 }
 
 # shellcheck disable=SC2329 # run_stoppable calls it
@@ -185,7 +192,7 @@ EOT
 announce_plan() {
   say "To be done:"
   [[ $# -eq 0 ]] || say "  - install Debian packages: $*"
-  say "  - install this package with its extra [football] into $VENV, unless it is"
+  is_installed football || say "  - install this package with its extra [football] into $VENV"
   has_engine || say "  - install the engine, $REQUIREMENT, into $VENV"
   say ""
 }
