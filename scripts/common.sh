@@ -18,7 +18,7 @@ die() {
 # extra_of_environment ENV: the extra of setup.py that brings the packages of an environment.
 extra_of_environment() {
   case "$1" in
-    atari | minatar | mujoco) say "$1" ;;
+    atari | envpool | minatar | mujoco) say "$1" ;;
     football*) say football ;;
     *) ;; # gymnasium, which `gym` takes, comes with the package itself
   esac

@@ -21,7 +21,14 @@ from seed_rl.old_gym import OldGymEnvironment, looks_like_old_gym
 from seed_rl.user_error import UserError
 
 # Module → the extra of this package that brings it.
-EXTRAS = {"ale_py": "atari", "cv2": "atari", "gym": "gym", "minatar": "minatar", "mujoco": "mujoco"}
+EXTRAS = {
+    "ale_py": "atari",
+    "cv2": "atari",
+    "envpool": "envpool",
+    "gym": "gym",
+    "minatar": "minatar",
+    "mujoco": "mujoco",
+}
 
 
 def load_factory(factory: str | Callable) -> Callable:

@@ -135,7 +135,7 @@ def test_wrong_input():
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
-    with pytest.raises(ModuleNotFoundError, match=r"'envpool'.*pip install envpool"):
+    with pytest.raises(ModuleNotFoundError, match=r"'envpool'.*pip install -e '\.\[envpool\]'"):
         envpool_env([0], "CartPole-v1")
 
 
