@@ -22,12 +22,10 @@ from seed_rl import config
 from seed_rl.agent_specs import agent_action_specs, agent_observation_specs
 from seed_rl.benchmarks import workload
 from seed_rl.benchmarks.feeders import Load, constant_env_outputs, rate
-from seed_rl.benchmarks.learner import constant_unrolls
+from seed_rl.benchmarks.learner import constant_batch, constant_unrolls
 from seed_rl.environment import make_environment_batch
 from seed_rl.learner import Learner
-from seed_rl.nests import map_nest
 from seed_rl.training import Trainer
-from seed_rl.unrolls import stack_time_major
 
 _CONFIG = "atari_vtrace.gin"
 _ACTION_REPEAT = 4
@@ -83,13 +81,10 @@ def inference_cost(agent, batch_size: int, seconds: float) -> Cost:
 def training_cost(agent, seconds: float) -> Cost:
     """Returns the cost of an agent step of the bare compiled training step."""
     trainer = Trainer(agent, agent.make_optimizer(1_000_000))
-    unrolls = constant_unrolls(workload.BATCH_SIZE, agent)
-    batch = stack_time_major(
-        [map_nest(lambda x, i=i: x[i], unrolls) for i in range(workload.BATCH_SIZE)]
-    )
+    batch = constant_batch(agent, constant_unrolls(agent.batch_size, agent))
     return measure(
         lambda: trainer.step(batch)[0]["training/loss"].numpy(),
-        workload.BATCH_SIZE * workload.UNROLL_LENGTH,
+        agent.batch_size * agent.unroll_length,
         seconds,
     )
 
@@ -143,6 +138,7 @@ def _num_cpus() -> int:
 def main() -> None:
     """Prints the comparison."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--agent", choices=workload.AGENTS, default="vtrace")
     parser.add_argument("--actors", type=int, default=4)
     parser.add_argument("--envs_per_actor", type=int, default=16)
     parser.add_argument("--warm_up", type=float, default=20.0, help="seconds")
@@ -150,7 +146,7 @@ def main() -> None:
     args = parser.parse_args()
     experiment = config.load([_CONFIG], [], for_actor=False)
     load = Load(args.actors, args.envs_per_actor)
-    agent = workload.make_agent()
+    agent = workload.make_agent(args.agent, load.num_envs)
     costs = {
         "emulation": emulation_cost(experiment.environment, args.envs_per_actor, 10.0),
         "inference": inference_cost(agent, min(64, load.num_envs), 10.0),
@@ -159,7 +155,10 @@ def main() -> None:
     real = system_steps_per_second(agent, load, args.warm_up, args.seconds)
     cpu_ideal = _num_cpus() / sum(cost.cpu_seconds for cost in costs.values())
     wall_ideal = 1 / sum(cost.wall_seconds for cost in costs.values())
-    print(f"Pong, Nature-CNN, {args.actors} actors × {args.envs_per_actor}, {_num_cpus()} cores")
+    print(
+        f"{args.agent}, Pong, Nature-CNN, {args.actors} actors × {args.envs_per_actor}, "
+        f"{_num_cpus()} cores"
+    )
     for name, cost in costs.items():
         print(
             f"{name:10} {1e6 * cost.cpu_seconds:7.0f} µs CPU, "

@@ -43,10 +43,11 @@ def main() -> None:
     parser.add_argument("--envs_per_client", type=int, default=32)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=10.0, help="for each measurement")
+    parser.add_argument("--agent", choices=workload.AGENTS, default="vtrace")
     args = parser.parse_args()
-    agent = workload.make_agent()
-    policy = tf.function(agent.policy, autograph=False)
     load = Load(args.clients, args.envs_per_client)
+    agent = workload.make_agent(args.agent, load.num_envs)
+    policy = tf.function(agent.policy, autograph=False)
     before = bare_rows_per_second(policy, agent, args.batch_size, args.seconds)
     central = central_rows_per_second(
         agent, policy, workload.specs(), load, args.batch_size, args.batch_size, args.seconds
@@ -54,7 +55,8 @@ def main() -> None:
     after = bare_rows_per_second(policy, agent, args.batch_size, args.seconds)
     bare = (before + after) / 2
     print(
-        f"{args.clients} clients × {args.envs_per_client} environments, batch {args.batch_size}\n"
+        f"{args.agent}, {args.clients} clients × {args.envs_per_client} environments, "
+        f"batch {args.batch_size}\n"
         f"bare compiled policy   {bare:8.0f} rows/s ({before:.0f} before, {after:.0f} after)\n"
         f"central inference      {central:8.0f} rows/s\n"
         f"ratio                  {central / bare:8.2f}  (bar: 0.85)"

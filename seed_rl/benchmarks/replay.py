@@ -1,10 +1,12 @@
 """The replay on frames of Atari games: `python -m seed_rl.benchmarks.replay`.
 
-Bytes an unroll takes and what 100,000 of them would, what inserting and sampling a batch costs, and
-what drawing and updating cost at 1,000 to 1,000,000 items. Actions are random.
+Bytes an unroll takes and what 100,000 of them would, what inserting and sampling a batch costs
+beside a training step of R2D2 on that batch, and what drawing and updating cost at 1,000 to
+1,000,000 items. Actions are random.
 """
 
 import argparse
+import functools
 import multiprocessing
 import os
 import time
@@ -13,13 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import optree
 
-from seed_rl.envs import atari
+from seed_rl.agents.r2d2.agent import R2D2Agent
+from seed_rl.agents.r2d2.networks import AgentOutput, DuelingLSTMDQNNet
+from seed_rl.benchmarks import workload
 from seed_rl.grpc_service import TensorSpec
 from seed_rl.nests import map_nest
 from seed_rl.replay import PrioritizedReplay
 from seed_rl.replay_memory import check_replay_fits
+from seed_rl.replay_sink import ReplayBatch
 from seed_rl.structures import EnvOutput
-from seed_rl.unrolls import Unroll
+from seed_rl.training import Trainer
+from seed_rl.unrolls import Unroll, batch_time_major
 
 # R2D2's settings (Kapturowski et al. 2019).
 BURN_IN = 40  # agent steps
@@ -29,16 +35,8 @@ BATCH_SIZE = 64  # unrolls
 REPLAY_SIZE = 100_000  # unrolls
 _MACHINE_BYTES = 24 * 2**30
 _LSTM_SIZE = 512
-_NUM_ACTIONS = 18
 _PRIORITY_EXPONENT = 0.9
 _IMPORTANCE_SAMPLING_EXPONENT = 0.6
-
-
-class R2D2Output(NamedTuple):
-    """What the network of R2D2 gives for a step."""
-
-    action: Any
-    q_values: Any
 
 
 class BatchSeconds(NamedTuple):
@@ -55,14 +53,9 @@ def play(game: str, num_unrolls: int) -> np.ndarray:
     Returns:
       uint8 [num_unrolls, STEPS, 84, 84, 1].
     """
-    env = atari.create_environment(game=game, frame_stack=1)
-    rng = np.random.default_rng(0)
-    frames = [env.reset(seed=0)[0]]
-    while len(frames) < num_unrolls * UNROLL_LENGTH + BURN_IN + 1:
-        frame, _, terminated, truncated, _ = env.step(rng.integers(_NUM_ACTIONS))
-        frames.append(env.reset()[0] if terminated or truncated else frame)
+    frames = workload.game_frames(num_unrolls * UNROLL_LENGTH + BURN_IN + 1, game)
     starts = UNROLL_LENGTH * np.arange(num_unrolls)[:, np.newaxis]
-    return np.stack(frames)[starts + np.arange(STEPS)]
+    return frames[starts + np.arange(STEPS)]
 
 
 def unrolls_with(frames: np.ndarray) -> Unroll:
@@ -74,7 +67,7 @@ def unrolls_with(frames: np.ndarray) -> Unroll:
         return rng.normal(size=(n, _LSTM_SIZE)).astype(np.float32)
 
     def actions() -> np.ndarray:
-        return rng.integers(0, _NUM_ACTIONS, (n, STEPS)).astype(np.int32)
+        return rng.integers(0, workload.NUM_ACTIONS, (n, STEPS)).astype(np.int32)
 
     return Unroll(
         agent_state=(state(), state()),
@@ -86,8 +79,8 @@ def unrolls_with(frames: np.ndarray) -> Unroll:
             abandoned=np.zeros((n, STEPS), np.bool_),
             episode_step=rng.integers(0, 27_000, (n, STEPS)).astype(np.int32),
         ),
-        agent_outputs=R2D2Output(
-            actions(), rng.normal(size=(n, STEPS, _NUM_ACTIONS)).astype(np.float32)
+        agent_outputs=AgentOutput(
+            actions(), rng.normal(size=(n, STEPS, workload.NUM_ACTIONS)).astype(np.float32)
         ),
         env_id=np.arange(n, dtype=np.int32),
         policy_version=np.zeros(n, np.int64),
@@ -157,6 +150,36 @@ def report_game(game: str, num_stored: int) -> None:
     )
 
 
+def report_training_step(num_steps: int) -> None:
+    """Prints what the replay costs beside training steps of the paper's network and batch."""
+    agent = R2D2Agent(
+        workload.OBSERVATION_SPACE,
+        workload.ACTION_SPACE,
+        num_envs=BATCH_SIZE,
+        network=functools.partial(DuelingLSTMDQNNet, stack_size=4),
+    )
+    unrolls = unrolls_with(play("Pong", BATCH_SIZE))
+    unrolls = unrolls._replace(agent_state=map_nest(np.asarray, agent.initial_state(BATCH_SIZE)))
+    replay = make_replay(1_000, unrolls)
+    _fill(replay, unrolls, 1_000)
+    trainer = Trainer(agent, agent.make_optimizer(1_000))
+    sample = replay.sample_with_insertions(BATCH_SIZE, _PRIORITY_EXPONENT)
+    training_batch = ReplayBatch(
+        batch_time_major(sample.values), sample.weights, sample.indices, sample.insertions
+    )
+    trainer.step(training_batch)
+    began = time.perf_counter()
+    for _ in range(num_steps):
+        trainer.step(training_batch)[0]["training/loss"].numpy()
+    training = (time.perf_counter() - began) / num_steps
+    batch = seconds_per_batch(replay, unrolls, 10)
+    print(
+        f"training step {1e3 * training:,.0f} ms; insert, sample and update of its batch "
+        f"{1e3 * sum(batch):.1f} ms: {sum(batch) / training:.2%}  (bar: 10 %)",
+        flush=True,
+    )
+
+
 def report_sizes(sizes: list[int]) -> None:
     """Prints what drawing and updating cost by the number of small items stored."""
     for size in sizes:
@@ -177,6 +200,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--games", nargs="*", default=["Pong", "Breakout", "MontezumaRevenge"])
     parser.add_argument("--stored", type=int, default=5_000, help="unrolls stored of each game")
+    parser.add_argument("--training_steps", type=int, default=3)
     parser.add_argument("--sizes", nargs="*", type=int, default=[1_000, 10_000, 100_000, 1_000_000])
     args = parser.parse_args()
     specs = map_nest(
@@ -192,6 +216,7 @@ def main() -> None:
         process.start()
         process.join()
     report_sizes(args.sizes)
+    report_training_step(args.training_steps)
 
 
 if __name__ == "__main__":
