@@ -41,7 +41,9 @@ known_configurations() {
     [[ -e "$file" ]] || continue
     name="$(basename "$file" .gin)"
     agent="$(agent_of_config "$file")"
-    if [[ -n "$agent" && "$name" != *"_$agent" ]]; then
+    if [[ "$name" =~ ^(.+)_((vtrace|r2d2)_.+)$ ]]; then # a variant of an agent's settings
+      say "  ${BASH_REMATCH[1]} ${BASH_REMATCH[2]}"
+    elif [[ -n "$agent" && "$name" != *"_$agent" ]]; then
       say "  $name $agent"
     else
       say "  ${name%_*} ${name##*_}"
