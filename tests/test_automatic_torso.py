@@ -1,5 +1,7 @@
 """Torsos made for an observation space."""
 
+import collections
+
 import keras
 import numpy as np
 import pytest
@@ -35,15 +37,16 @@ def encoded(space, value, image_scale=None):
     return _encoding(space, image_scale).encode(tf.constant(value)[None]).numpy()[0]
 
 
+# Ordered, since gymnasium sorts the keys of other dicts, as TensorFlow does all.
 NESTED = spaces.Dict(
-    {
-        "pair": spaces.Tuple(
+    collections.OrderedDict(
+        pair=spaces.Tuple(
             [spaces.Box(-1, 1, (2,)), spaces.Dict({"far": spaces.MultiBinary((2, 2))})]
         ),
-        "image": IMAGE,
-        "direction": spaces.Discrete(4, start=-1),
-        "big": spaces.Box(0, 255, (40, 48, 1), np.uint8),
-    }
+        image=IMAGE,
+        direction=spaces.Discrete(4, start=-1),
+        big=spaces.Box(0, 255, (40, 48, 1), np.uint8),
+    )
 )
 SPACES = {
     "small image": (IMAGE, 256),
