@@ -7,10 +7,13 @@ docs/football.md. It is imported when the first environment is made.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import difflib
+import glob
 import importlib
 import io
 import logging
+import os
 import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -115,12 +118,15 @@ class FootballEnvironment(gymnasium.Env):
         # The engine would end the process if it did not know it.
         _check_known("scenario", scenario, _scenario_names(scenarios))
         options = dict(engine_options or {})
+        is_drawn = representation.startswith("pixels")
+        if is_drawn:
+            _load_renderer()
         self._env = football_env.create_environment(
             env_name=scenario,
             stacked=stacked,
             representation=representation,
             rewards=rewards,
-            render=representation.startswith("pixels"),
+            render=is_drawn,
             channel_dimensions=channel_dimensions,
             other_config_options=options,
         )
@@ -158,6 +164,7 @@ class FootballEnvironment(gymnasium.Env):
 
     def render(self) -> np.ndarray:
         """Returns the match, uint8 RGB; from then on every step draws it, which is slow."""
+        _load_renderer()
         return self._env.render(mode="rgb_array")
 
     def close(self) -> None:
@@ -300,6 +307,16 @@ def _import_engine() -> tuple[Any, Any]:
         ) from error
     logging.getLogger("absl").addFilter(_is_no_episode_report)
     return engine, scenarios
+
+
+def _load_renderer() -> None:
+    """Loads Mesa's software renderer in such a way that it uses its own LLVM.
+
+    In a process that has imported TensorFlow it would find parts of TensorFlow's, and crash.
+    """
+    for library in glob.glob("/usr/lib/*/dri/swrast_dri.so"):
+        with contextlib.suppress(OSError):  # of another architecture
+            ctypes.CDLL(library, mode=os.RTLD_NOW | os.RTLD_DEEPBIND)
 
 
 def _is_no_episode_report(record: logging.LogRecord) -> bool:

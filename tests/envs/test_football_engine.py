@@ -132,8 +132,11 @@ def test_vectors():
 
 
 def test_the_match_can_be_drawn():
-    """In a process of its own, as only one environment of each can be drawn."""
+    """In a process of its own, as only one environment of each can be drawn; as in an evaluation,
+    beside TensorFlow, whose LLVM is not the renderer's.
+    """
     code = """
+import tensorflow
 from seed_rl.envs import football
 env = football.create_environment(
     scenario="academy_empty_goal_close",
