@@ -33,7 +33,10 @@ class UnrollSink(abc.ABC):
 
     @abc.abstractmethod
     def training_done(self, batch: Any, feedback: Any, training_step: int) -> None:
-        """Is told that training step number `training_step` took `batch`, with its feedback."""
+        """Is told that training step number `training_step` took `batch`, with its feedback.
+
+        The feedback is None if the batch was skipped, because its loss was not finite.
+        """
 
     @abc.abstractmethod
     def metrics(self) -> dict[str, float]:

@@ -59,6 +59,7 @@ class Learner:
         save_checkpoint_secs: float = 600.0,
         log_secs: float = 10.0,
         jit_compile: bool = False,
+        max_skipped_steps: int = 10,
         insecure: bool = False,
     ):
         """Args:
@@ -76,6 +77,8 @@ class Learner:
         save_checkpoint_secs: seconds between checkpoints.
         log_secs: seconds between points in TensorBoard.
         jit_compile: compile inference and training with XLA, as a TPU requires.
+        max_skipped_steps: batches whose loss or gradient is not finite are not learned from; the
+          run ends when there are more than so many of them in a row.
         insecure: allow addresses beyond this machine without encryption.
         """
         if not 0 <= agent.num_eval_envs < num_envs:
@@ -99,7 +102,7 @@ class Learner:
 
         num_steps = agent.train_steps_per_frame(action_repeat) * total_frames
         self._optimizer = agent.make_optimizer(max(1, round(num_steps)))
-        self._trainer = Trainer(agent, self._optimizer, jit_compile)
+        self._trainer = Trainer(agent, self._optimizer, jit_compile, max_skipped_steps)
         self._checkpoints = Checkpoints(
             logdir, {"optimizer": self._optimizer, **agent.checkpoint_items}
         )
@@ -224,6 +227,7 @@ class Learner:
                 **self._inference_metrics(),
                 "speed/frames_per_second": self._frame_rate.rates()[10.0] or 0.0,
                 "training/steps": self._trainer.num_steps,
+                "training/skipped_steps": self._trainer.num_skipped,
             },
             frames,
         )

@@ -105,7 +105,8 @@ class ReplaySink(UnrollSink):
 
     def training_done(self, batch: ReplayBatch, feedback: Any, training_step: int) -> None:
         """`feedback`: the unrolls' new priorities [B]."""
-        self._replay.update_priorities(batch.indices, np.asarray(feedback), batch.insertions)
+        if feedback is not None:
+            self._replay.update_priorities(batch.indices, np.asarray(feedback), batch.insertions)
         with self._condition:
             self._num_trained += self._batch_size
             self._policy_lag = float(training_step - 1 - np.mean(batch.unrolls.policy_version))

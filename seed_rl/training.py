@@ -4,26 +4,37 @@ import math
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from seed_rl.agent import Agent, UnrollSink
 from seed_rl.user_error import UserError
 
 
 class DivergedError(UserError):
-    """A training step's gradient is not finite."""
+    """Too many training steps in a row had a loss or gradient that is not finite."""
 
 
 class Trainer(tf.Module):
     """Applies an agent's loss to its variables, compiled into one tf.function."""
 
-    def __init__(self, agent: Agent, optimizer: Any, jit_compile: bool = False):
+    def __init__(
+        self,
+        agent: Agent,
+        optimizer: Any,
+        jit_compile: bool = False,
+        max_skipped_steps: int = 10,
+    ):
         """Args:
         agent: supplies the loss and the variables.
         optimizer: Keras optimizer.
         jit_compile: compile the step with XLA, as a TPU requires. A CPU is faster without.
+        max_skipped_steps: training ends when more steps in a row than these had to be skipped.
         """
         super().__init__()
         self.num_steps = 0  # those of a run that is resumed included
+        self.num_skipped = 0  # batches whose loss or gradient was not finite
+        self._skipped_in_a_row = 0
+        self._max_skipped_steps = max_skipped_steps
         self._agent = agent
         self._optimizer = optimizer
         self._step = tf.function(self._train_step, jit_compile=jit_compile, autograph=False)
@@ -38,24 +49,40 @@ class Trainer(tf.Module):
           timeout: seconds to wait for the batch.
 
         Returns:
-          float32 scalars by name; None if there was no batch within `timeout`.
+          float32 scalars by name, none if the batch was skipped because its loss or gradient is not
+          finite; None if there was no batch within `timeout`.
 
         Raises:
-          DivergedError: the gradient is not finite. The variables still are.
+          DivergedError: too many batches in a row had to be skipped. The variables are finite.
         """
         batch = sink.next_batch(timeout)
         if batch is None:
             return None
         metrics, feedback = self.step(batch)
-        self.num_steps += 1
-        if not math.isfinite(metrics["training/gradient_norm"]):
+        if all(map(math.isfinite, (metrics[name] for name in _MUST_BE_FINITE))):
+            self.num_steps += 1
+            self._skipped_in_a_row = 0
+            sink.training_done(batch, feedback, self.num_steps)
+            return metrics
+        self._note_skipped(metrics)
+        sink.training_done(batch, None, self.num_steps)
+        return {}
+
+    def _note_skipped(self, metrics: dict[str, tf.Tensor]) -> None:
+        self.num_skipped += 1
+        self._skipped_in_a_row += 1
+        what = (
+            f"after training step {self.num_steps}, a batch has a loss of "
+            f"{float(metrics['training/loss'])} and a gradient of norm "
+            f"{float(metrics['training/gradient_norm'])}; it is not learned from"
+        )
+        logging.warning("%s (%d so far)", what, self.num_skipped)
+        if self._skipped_in_a_row > self._max_skipped_steps:
             raise DivergedError(
-                f"training step {self.num_steps}: the gradient is not finite (the loss is "
-                f"{float(metrics['training/loss'])}), and was not applied. Try a lower learning "
-                "rate, a lower max_gradient_norm, or rewards scaled down, from the checkpoint."
+                f"{what}. That is {self._skipped_in_a_row} in a row, so training has diverged. Try "
+                "a lower learning rate, a lower max_gradient_norm, or smaller rewards, from the "
+                "last checkpoint, which is good."
             )
-        sink.training_done(batch, feedback, self.num_steps)
-        return metrics
 
     def step(self, batch: Any) -> tuple[dict[str, tf.Tensor], Any]:
         """Trains on `batch` once.
@@ -75,23 +102,42 @@ class Trainer(tf.Module):
         gradients = tape.gradient(
             outputs.loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
+        gradients = list(map(_dense, gradients))
         norm = tf.linalg.global_norm(gradients)
-        # A gradient that is not finite would spoil all variables, and the checkpoints after them.
-        finite = tf.math.is_finite(norm)
-        gradients = [tf.where(finite, g, tf.zeros_like(g)) for g in map(_dense, gradients)]
+        finite = tf.math.is_finite(norm) & tf.math.is_finite(outputs.loss)
         if self._agent.max_gradient_norm > 0:
-            gradients, _ = tf.clip_by_global_norm(
-                gradients, self._agent.max_gradient_norm, tf.where(finite, norm, 0.0)
-            )
+            gradients, _ = tf.clip_by_global_norm(gradients, self._agent.max_gradient_norm, norm)
         metrics = {
             **outputs.metrics,
             "training/loss": outputs.loss,
             "training/gradient_norm": norm,
             "training/learning_rate": tf.cast(self._optimizer.learning_rate, tf.float32),
         }
-        self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        self._apply(gradients, variables, finite)
         self._agent.after_training_step()
         return metrics, outputs.feedback
+
+    def _apply(self, gradients: list[tf.Tensor], variables: list[Any], finite: tf.Tensor) -> None:
+        """Changes the variables, unless not `finite`: then they and the optimizer stay as they are.
+
+        They are put back rather than not changed, since not every device and strategy can run an
+        optimizer under a condition. What is not finite would spoil all variables, and the
+        checkpoints after them.
+        """
+        changed = [*variables, *_variables_of(self._optimizer)]
+        before = [tf.identity(v) for v in changed]
+        self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        for variable, value in zip(changed, before, strict=True):
+            variable.assign(tf.where(finite, variable, value))
+
+
+# Metrics of a batch without which it is not learned from.
+_MUST_BE_FINITE = ("training/loss", "training/gradient_norm")
+
+
+def _variables_of(optimizer: Any) -> list[tf.Variable]:
+    """The optimizer's own variables as TensorFlow's, not Keras's."""
+    return [getattr(v, "value", v) for v in optimizer.variables]
 
 
 def _dense(gradient: Any) -> tf.Tensor:

@@ -40,22 +40,68 @@ def test_a_step_goes_down_the_gradient_and_says_what_it_saw(tiny_agent, regressi
 
 @pytest.mark.parametrize("max_norm", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e38])
-def test_a_gradient_that_is_not_finite_ends_training_and_leaves_the_variables(
-    tiny_agent, regression_batch, bad, max_norm
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_batch_that_is_not_finite_is_skipped_as_if_it_had_not_been(
+    tiny_agent, regression_batch, bad, max_norm, jit_compile
 ):
-    agent = tiny_agent(max_norm=max_norm)
-    weights, bias = agent.network.weights.numpy(), agent.network.bias.numpy()
-    x, y = regression_batch(1)
-    y[0, 0] = bad
+    """Against a run without it, with an optimizer that has a memory and a schedule."""
+    bad_batch = regression_batch(1)
+    bad_batch[1][0, 0] = bad
 
-    class Sink:
-        def next_batch(self, timeout):
-            return x, y
+    def train(batches):
+        agent = tiny_agent(max_norm=max_norm)
+        schedule = keras.optimizers.schedules.PolynomialDecay(0.1, 4, end_learning_rate=0.0)
+        optimizer = keras.optimizers.Adam(schedule)
+        trainer = Trainer(agent, optimizer, jit_compile)
+        sink = ListSink(batches)
+        metrics = [trainer.train_from(sink, 1.0) for _ in batches]
+        return agent, optimizer, trainer, sink, metrics
 
-    with pytest.raises(DivergedError, match=r"step 1: the gradient is not finite.*learning rate"):
-        Trainer(agent, sgd()).train_from(Sink(), 1.0)
+    good = [regression_batch(seed) for seed in (2, 3)]
+    agent, optimizer, trainer, sink, metrics = train([good[0], bad_batch, good[1]])
+    expected, expected_optimizer, *_ = train(good)
+    for one, other in (
+        (agent.network.weights, expected.network.weights),
+        (agent.network.bias, expected.network.bias),
+        *zip(optimizer.variables, expected_optimizer.variables, strict=True),
+    ):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-6)
+        assert np.isfinite(np.asarray(one)).all()
+    assert (trainer.num_steps, trainer.num_skipped) == (2, 1)
+    assert metrics[1] == {}
+    assert [(step, feedback is None) for step, feedback in sink.done] == [
+        (1, False),
+        (1, True),
+        (2, False),
+    ]
+
+
+def test_training_ends_when_too_many_batches_in_a_row_are_not_finite(tiny_agent, regression_batch):
+    agent = tiny_agent()
+    bad = regression_batch(1)
+    bad[1][0, 0] = np.nan
+    trainer = Trainer(agent, sgd(), max_skipped_steps=2)
+    sink = ListSink([bad, bad, regression_batch(2), bad, bad, bad])
+    for _ in range(5):  # no three in a row so far
+        trainer.train_from(sink, 1.0)
+    weights = agent.network.weights.numpy()
+    with pytest.raises(DivergedError, match=r"3 in a row.*lower learning rate.*checkpoint"):
+        trainer.train_from(sink, 1.0)
     np.testing.assert_array_equal(agent.network.weights, weights)
-    np.testing.assert_array_equal(agent.network.bias, bias)
+    assert trainer.num_skipped == 5
+
+
+class ListSink:
+    """Gives these batches, and keeps (step, feedback) of those that were trained on."""
+
+    def __init__(self, batches):
+        self.batches, self.done = list(batches), []
+
+    def next_batch(self, timeout):
+        return self.batches.pop(0)
+
+    def training_done(self, batch, feedback, training_step):
+        self.done.append((training_step, feedback))
 
 
 @pytest.mark.parametrize("share", [0.25, 4.0])
