@@ -43,9 +43,10 @@ def test_the_checker_finds_nothing_wrong():
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.timeout(600)
-def test_the_example_is_learned():
-    script, environment, agent, _, _, *flags = words_of(blocks("sh")[1])
-    assert pathlib.Path(script).name == "run_local.sh"
+@pytest.mark.parametrize("agent", ["vtrace", "r2d2"])
+def test_the_example_is_learned(agent):
+    script, environment, written_agent, _, _, *flags = words_of(blocks("sh")[1])
+    assert (pathlib.Path(script).name, written_agent) == ("run_local.sh", "vtrace")
     assert all(flag.startswith("--gin_bindings=") for flag in flags)
     bindings = [flag.removeprefix("--gin_bindings=") for flag in flags]
     training = InProcessTraining(f"{environment}_{agent}", bindings, 16, seed=1)
