@@ -14,9 +14,14 @@ learning or imports TensorFlow.
 from seed_rl.grpc_service.batching import FunctionStatistics as FunctionStatistics
 from seed_rl.grpc_service.client import Client as Client
 from seed_rl.grpc_service.client import FunctionInfo as FunctionInfo
+from seed_rl.grpc_service.credentials import NO_CREDENTIALS as NO_CREDENTIALS
+from seed_rl.grpc_service.credentials import Credentials as Credentials
+from seed_rl.grpc_service.credentials import read_token as read_token
 from seed_rl.grpc_service.errors import AddressError as AddressError
+from seed_rl.grpc_service.errors import AuthenticationError as AuthenticationError
 from seed_rl.grpc_service.errors import CallTimeoutError as CallTimeoutError
 from seed_rl.grpc_service.errors import CancelledError as CancelledError
+from seed_rl.grpc_service.errors import CredentialsError as CredentialsError
 from seed_rl.grpc_service.errors import MessageTooLargeError as MessageTooLargeError
 from seed_rl.grpc_service.errors import ProtocolError as ProtocolError
 from seed_rl.grpc_service.errors import RemoteFunctionError as RemoteFunctionError

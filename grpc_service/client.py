@@ -16,11 +16,14 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from seed_rl.grpc_service import addresses, codec, errors, framing, protocol
+from seed_rl.grpc_service import credentials as credentials_lib
 from seed_rl.grpc_service import service_pb2 as pb
+from seed_rl.grpc_service.credentials import NO_CREDENTIALS, Credentials
 from seed_rl.grpc_service.signature import Signature, fits, to_array
 from seed_rl.grpc_service.specs import TensorSpec, describe
 
 _MAX_FORMS = 1024  # remembered of one function
+_ASK_AGAIN_SECONDS = 0.05  # between attempts to reach a server that is not there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +62,9 @@ class Client:
       call_timeout: seconds to wait for an answer; None: as long as the server lives.
         Costs some speed.
       max_message_bytes: largest request and largest answer; the server has a limit of its own.
-      insecure: connect beyond this machine although the connection is not encrypted.
+      credentials: the authorities to believe, this client's certificate, and the token to show.
+      insecure: connect beyond this machine although the connection is not encrypted, or although
+        no token is shown.
 
     Attributes:
       address: as given.
@@ -68,7 +73,8 @@ class Client:
       metadata: as the server says.
 
     Raises:
-      AddressError: the address is not one, or needs `insecure`.
+      AddressError: the address is not one, or is not protected and needs `insecure`.
+      AuthenticationError: the server refuses the token, or its certificate is not believed.
       UnavailableError: no server came up in time.
       ProtocolError: the server speaks another version or another protocol.
     """
@@ -80,14 +86,20 @@ class Client:
         connect_timeout: float = 60.0,
         call_timeout: float | None = None,
         max_message_bytes: int = protocol.DEFAULT_MAX_MESSAGE_BYTES,
+        credentials: Credentials = NO_CREDENTIALS,
         insecure: bool = False,
     ):
         parsed = addresses.parse(address)
-        addresses.require_loopback(parsed, insecure)
+        tls = credentials_lib.for_client(credentials)
+        if not insecure:
+            addresses.require_protection(
+                parsed, encrypted=tls is not None, authenticated=bool(credentials.token)
+            )
         self.address = address
-        channel = _open_channel(parsed, max_message_bytes)
+        token = credentials_lib.token_metadata(credentials)
+        channel = _open_channel(parsed, max_message_bytes, None if parsed.path else tls)
         try:
-            handshake = _shake_hands(channel, parsed, connect_timeout)
+            handshake = _shake_hands(channel, parsed, connect_timeout, token)
             methods = [
                 _Method(function, index) for index, function in enumerate(handshake.functions)
             ]
@@ -110,6 +122,7 @@ class Client:
             (
                 (protocol.SERVER_ID_KEY, handshake.server_id),
                 (protocol.MAX_MESSAGE_BYTES_KEY, str(max_message_bytes)),
+                *token,
             ),
             reader_thread=call_timeout is not None,
         )
@@ -431,37 +444,35 @@ class _Connection:
             self._condition.notify_all()
 
 
-def _open_channel(address: addresses.Address, max_message_bytes: int) -> grpc.Channel:
-    return grpc.insecure_channel(
-        address.target,
-        options=[
-            ("grpc.max_receive_message_length", max_message_bytes),
-            ("grpc.max_send_message_length", -1),  # checked where only one caller is harmed
-            # A server that comes up is to be noticed soon.
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 1000),
-            ("grpc.enable_http_proxy", 0),
-            # Clients of one process must not share a connection, nor its failures.
-            ("grpc.use_local_subchannel_pool", 1),
-        ],
-    )
+def _open_channel(
+    address: addresses.Address, max_message_bytes: int, tls: grpc.ChannelCredentials | None
+) -> grpc.Channel:
+    options = [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", -1),  # checked where only one caller is harmed
+        # A server that comes up is to be noticed soon.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.enable_http_proxy", 0),
+        # Clients of one process must not share a connection, nor its failures.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    if tls is None:
+        return grpc.insecure_channel(address.target, options)
+    return grpc.secure_channel(address.target, tls, options)
 
 
 def _shake_hands(
-    channel: grpc.Channel, address: addresses.Address, timeout: float
+    channel: grpc.Channel,
+    address: addresses.Address,
+    timeout: float,
+    metadata: tuple[tuple[str, str], ...],
 ) -> pb.HandshakeResponse:
     request = pb.HandshakeRequest(protocol_version=protocol.PROTOCOL_VERSION).SerializeToString()
-    call = channel.unary_unary(protocol.HANDSHAKE_METHOD, None, None)
+    data = _ask_until_answered(channel, address, timeout, metadata, request)
     try:
-        data = call(request, timeout=timeout, wait_for_ready=True)
         response = pb.HandshakeResponse.FromString(data)
-    except grpc.RpcError as error:
-        if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise errors.UnavailableError(
-                f"no server answered at {address} within {timeout} s (connect_timeout)"
-            ) from None
-        raise _handshake_error(error, address) from None
     except DecodeError:
         raise errors.ProtocolError(
             f"the server at {address} does not speak this protocol: its handshake cannot be parsed"
@@ -472,6 +483,67 @@ def _shake_hands(
             f"client {protocol.PROTOCOL_VERSION}; install the same seed_rl on both sides"
         )
     return response
+
+
+def _ask_until_answered(
+    channel: grpc.Channel,
+    address: addresses.Address,
+    timeout: float,
+    metadata: tuple[tuple[str, str], ...],
+    request: bytes,
+) -> bytes:
+    """Asks for the handshake until a server is there.
+
+    gRPC could wait by itself (wait_for_ready), but then would not say what it waits for: whether
+    nobody listens, or somebody does whose certificate is not believed.
+    """
+    call = channel.unary_unary(protocol.HANDSHAKE_METHOD, None, None)
+    deadline = time.monotonic() + timeout
+    reason = "it does not answer"
+    while (left := deadline - time.monotonic()) > 0:
+        if address.path:
+            addresses.require_own_socket(address)
+        try:
+            return call(request, timeout=left, metadata=metadata)
+        except grpc.RpcError as rpc_error:
+            error: Any = rpc_error
+            if error.code() == grpc.StatusCode.UNAVAILABLE:
+                reason = _connection_reason(error.details(), address)
+            elif error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise _handshake_error(error, address) from None
+        time.sleep(min(_ASK_AGAIN_SECONDS, max(0.0, deadline - time.monotonic())))
+    raise errors.UnavailableError(
+        f"no server answered at {address} within {timeout} s (connect_timeout): {reason}"
+    )
+
+
+# How gRPC's words begin where it cannot believe the server, and what they mean.
+_DISBELIEFS = {
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by an authority of --tls_ca, or "
+    "not valid now",
+    "Hostname Verification Check failed": "its certificate is for another name or IP address",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS; start it with --tls_certificate and --tls_key, "
+    "or this side without --tls_ca",
+}
+
+
+def _connection_reason(details: str, address: addresses.Address) -> str:
+    """What to tell of a connection that failed.
+
+    Raises:
+      AuthenticationError: asking again would be of no use.
+    """
+    for words, meaning in _DISBELIEFS.items():
+        if words in details:
+            raise errors.AuthenticationError(
+                f"the server at {address} cannot be believed: {meaning} ({details})"
+            )
+    if address.host and details.endswith("Socket closed"):
+        details += (
+            " (whoever listens there may want TLS, --tls_ca, or a certificate of this side, "
+            "--tls_certificate)"
+        )
+    return details
 
 
 def _handshake_error(error: Any, address: addresses.Address) -> errors.RpcError:
@@ -486,6 +558,8 @@ def _stream_error(error: Any, prefix: str = "") -> errors.RpcError:
         return errors.ProtocolError(f"{prefix}{details}")
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
         return errors.MessageTooLargeError(f"{prefix}{details}")
+    if code == grpc.StatusCode.UNAUTHENTICATED:
+        return errors.AuthenticationError(f"{prefix}{details}")
     if code == grpc.StatusCode.CANCELLED:
         details = "the connection was cancelled"
     return errors.UnavailableError(f"{prefix}the server is gone: {details}")

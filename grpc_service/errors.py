@@ -9,6 +9,14 @@ class AddressError(RpcError):
     """An address cannot be understood, listened on, or used without encryption."""
 
 
+class CredentialsError(RpcError):
+    """Certificates or the token of this process cannot be used."""
+
+
+class AuthenticationError(RpcError):
+    """The server does not believe this client, or this client does not believe the server."""
+
+
 class UnavailableError(RpcError):
     """No server answers: it is not up yet, has died, or is shutting down."""
 

@@ -4,6 +4,7 @@ import asyncio
 import atexit
 import collections
 import contextlib
+import dataclasses
 import logging
 import os
 import stat
@@ -19,13 +20,16 @@ from google.protobuf.message import DecodeError
 
 from seed_rl.grpc_service import addresses as addresses_lib
 from seed_rl.grpc_service import codec, errors, framing, protocol
+from seed_rl.grpc_service import credentials as credentials_lib
 from seed_rl.grpc_service import service_pb2 as pb
 from seed_rl.grpc_service.batching import Batch, BatchQueue, Call, CallQueue, FunctionStatistics
+from seed_rl.grpc_service.credentials import NO_CREDENTIALS, Credentials
 from seed_rl.grpc_service.functions import BoundFunction, make_bound_function
 
 _LOGGER = logging.getLogger(__name__)
 
 _MAX_FRAMES = 1024  # remembered of one function
+_MAX_STREAMS_OF_CONNECTION = 16  # a client of this package has two at most
 
 _GOING_DOWN = "the server is shutting down"
 
@@ -45,15 +49,18 @@ class Server:
     has a worker thread of its own. Nothing here survives a fork: fork first, then make the server.
 
     Args:
-      addresses: one or several of `unix:/path` (created with mode 0600) and `host:port` (port 0:
-        any free one; see the attribute `addresses`).
+      addresses: one or several of `unix:/path` (created with mode 0600, in a directory that is
+        made with mode 0700 if it is missing) and `host:port` (port 0: any free one; see the
+        attribute `addresses`).
       max_batch_wait: seconds that a call of a batched function waits for company.
       num_environments: told to clients.
       metadata: strings for clients to read.
       max_message_bytes: largest request and largest answer.
       max_calls_in_flight: per client; the server reads no further calls of a client before it has
         answered some of these.
-      insecure: listen beyond this machine although the connection is not encrypted.
+      credentials: this server's certificate, and the token that clients must show.
+      insecure: listen beyond this machine although the connection is not encrypted, or although
+        whoever reaches it may call.
 
     Attributes:
       addresses: where the server listens, with the real ports once it has started.
@@ -68,6 +75,7 @@ class Server:
         metadata: Mapping[str, str] | None = None,
         max_message_bytes: int = protocol.DEFAULT_MAX_MESSAGE_BYTES,
         max_calls_in_flight: int = 64,
+        credentials: Credentials = NO_CREDENTIALS,
         insecure: bool = False,
     ):
         given = [addresses] if isinstance(addresses, str) else list(addresses)
@@ -79,8 +87,13 @@ class Server:
                 f"least 1, got {max_batch_wait}, {max_message_bytes}, {max_calls_in_flight}"
             )
         self._parsed = [addresses_lib.parse(address) for address in given]
+        self._token = credentials.token
+        self._tls = credentials_lib.for_server(credentials)
         for address in self._parsed:
-            addresses_lib.require_loopback(address, insecure)
+            if not insecure:
+                addresses_lib.require_protection(
+                    address, encrypted=self._tls is not None, authenticated=bool(self._token)
+                )
         self.addresses = [address.target for address in self._parsed]
         self._max_batch_wait = max_batch_wait
         self._num_environments = num_environments
@@ -206,14 +219,19 @@ class Server:
             server_id=uuid.uuid4().hex,
             max_message_bytes=self._max_message_bytes,
         )
-        self._transport = _Transport(handshake, self._services, self._max_calls_in_flight)
+        self._transport = _Transport(
+            handshake, self._services, self._max_calls_in_flight, self._token
+        )
         for index, address in enumerate(self._parsed):
             self.addresses[index] = self._listen(self._transport.server, address)
         await self._transport.server.start()
 
     def _listen(self, server: grpc.aio.Server, address: addresses_lib.Address) -> str:
         if not address.path:
-            return f"{address.target.rpartition(':')[0]}:{_add_port(server, address)}"
+            ports = [
+                _add_port(server, one, self._tls) for one in addresses_lib.to_listen_on(address)
+            ]
+            return dataclasses.replace(address, port=ports[0]).target
         with addresses_lib.private_socket(address.path):
             _add_port(server, address)
         found = os.stat(address.path)
@@ -423,17 +441,20 @@ class _Transport:
         handshake: pb.HandshakeResponse,
         services: Sequence[_FunctionService],
         max_calls_in_flight: int,
+        token: str,
     ):
         self._handshake = handshake
         self._services = services
         self._max_calls_in_flight = max_calls_in_flight
         self._stopping = asyncio.Event()
         self.server = grpc.aio.server(
+            interceptors=[credentials_lib.RequireToken(token)] if token else [],
             options=[
                 ("grpc.max_receive_message_length", handshake.max_message_bytes),
                 ("grpc.max_send_message_length", -1),  # checked where the caller can be told
+                ("grpc.max_concurrent_streams", _MAX_STREAMS_OF_CONNECTION),
                 ("grpc.so_reuseport", 0),  # else a second server could share a taken port
-            ]
+            ],
         )
         handlers = {
             protocol.HANDSHAKE: grpc.unary_unary_rpc_method_handler(self._on_handshake),
@@ -551,9 +572,16 @@ def _error_response(call_id: int, error: BaseException) -> bytes:
     return response.SerializeToString()
 
 
-def _add_port(server: grpc.aio.Server, address: addresses_lib.Address) -> int:
+def _add_port(
+    server: grpc.aio.Server,
+    address: addresses_lib.Address,
+    tls: grpc.ServerCredentials | None = None,
+) -> int:
     try:
-        port = server.add_insecure_port(address.target)
+        if tls is None:
+            port = server.add_insecure_port(address.target)
+        else:
+            port = server.add_secure_port(address.target, tls)
     except RuntimeError as error:
         raise errors.AddressError(f"{address}: cannot be listened on: {error}") from None
     if port == 0:

@@ -11,8 +11,10 @@ from absl import logging
 
 from seed_rl.environment import EnvironmentBatch, Rows
 from seed_rl.grpc_service import (
+    NO_CREDENTIALS,
     CancelledError,
     Client,
+    Credentials,
     RemoteFunctionError,
     SignatureError,
     UnavailableError,
@@ -25,7 +27,7 @@ class LearnerLostError(UserError):
     """The learner did not come back in time."""
 
 
-@gin.configurable
+@gin.configurable(denylist=["credentials"])  # a token has no place on a command line
 class Actor:
     """Steps a batch of environments, one call to the learner a step.
 
@@ -45,13 +47,15 @@ class Actor:
         server_address: str,
         reconnect_secs: float = 600.0,
         insecure: bool = False,
+        credentials: Credentials = NO_CREDENTIALS,
     ):
         """Args:
         environments: what is stepped; environment k has env_id first_env_id + k.
         first_env_id: int.
         server_address: 'unix:/path' or 'host:port' of the learner.
         reconnect_secs: seconds to wait for a learner, at the start and whenever it goes away.
-        insecure: allow an address beyond this machine without encryption.
+        insecure: allow an address beyond this machine without encryption or token.
+        credentials: the authorities to believe, this actor's certificate, the token to show.
         """
         self._environments = environments
         self._env_ids = np.arange(
@@ -60,6 +64,7 @@ class Actor:
         self._server_address = server_address
         self._reconnect_secs = reconnect_secs
         self._insecure = insecure
+        self._credentials = credentials
 
     def run(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Acts until the learner has finished training or `should_stop()`.
@@ -67,13 +72,17 @@ class Actor:
         Raises:
           LearnerLostError: no learner for `reconnect_secs`.
           SignatureError: the learner was made for other environments.
+          AuthenticationError: the learner refuses the token, or its certificate is not believed.
         """
         self._last_answer = time.monotonic()
         delay = 0.1
         while not should_stop():
             try:
                 with Client(
-                    self._server_address, connect_timeout=5.0, insecure=self._insecure
+                    self._server_address,
+                    connect_timeout=5.0,
+                    credentials=self._credentials,
+                    insecure=self._insecure,
                 ) as client:
                     self._check(client)
                     delay = 0.1

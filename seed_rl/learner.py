@@ -15,7 +15,7 @@ from seed_rl.agent import Agent, UnrollSink
 from seed_rl.checkpoints import Checkpoints
 from seed_rl.episode_statistics import EpisodeStatistics
 from seed_rl.export import export_policy
-from seed_rl.grpc_service import Server
+from seed_rl.grpc_service import NO_CREDENTIALS, Credentials, Server
 from seed_rl.inference import (
     CentralInference,
     inference_input_specs,
@@ -35,7 +35,7 @@ _FAREWELL_SECONDS = 2.0  # how long actors have to hear that training is finishe
 _LATE_FAREWELL_SECONDS = 20.0
 
 
-@gin.configurable
+@gin.configurable(denylist=["credentials"])  # a token has no place on a command line
 class Learner:
     """One learner loop for every agent (see seed_rl.agent.Agent for the loop).
 
@@ -61,6 +61,7 @@ class Learner:
         jit_compile: bool = False,
         max_skipped_steps: int = 10,
         insecure: bool = False,
+        credentials: Credentials = NO_CREDENTIALS,
     ):
         """Args:
         agent: what is trained.
@@ -79,7 +80,8 @@ class Learner:
         jit_compile: compile inference and training with XLA, as a TPU requires.
         max_skipped_steps: batches whose loss or gradient is not finite are not learned from; the
           run ends when there are more than so many of them in a row.
-        insecure: allow addresses beyond this machine without encryption.
+        insecure: allow addresses beyond this machine without encryption or token.
+        credentials: the server's certificate, and the token that actors must show.
         """
         if not 0 <= agent.num_eval_envs < num_envs:
             raise UserError(
@@ -135,6 +137,7 @@ class Learner:
             server_addresses,
             max_batch_wait=max_batch_wait,
             num_environments=num_envs,
+            credentials=credentials,
             insecure=insecure,
         )
         self._server.bind(

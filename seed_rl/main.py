@@ -30,7 +30,8 @@ flags.DEFINE_enum(
 flags.DEFINE_string("logdir", None, "The run's directory: checkpoints, TensorBoard, config.")
 flags.DEFINE_list(
     "server_address",
-    ["unix:/tmp/seed_rl"],
+    # In a directory that nobody else may enter; the learner makes it.
+    [f"unix:/tmp/seed_rl_{os.getuid()}/learner"],
     "Where the learner listens: 'unix:/path' or 'host:port', several separated by commas. An actor "
     "connects to one of them.",
 )
@@ -48,7 +49,24 @@ flags.DEFINE_integer("num_episodes", 100, "eval: episodes to play.", lower_bound
 flags.DEFINE_bool("greedy", True, "eval: take the best action; --nogreedy acts as in training.")
 flags.DEFINE_string("video", None, "eval: an .mp4 or .avi file to write.")
 flags.DEFINE_integer("num_steps", 300, "check_env: agent steps to take.", lower_bound=1)
-flags.DEFINE_bool("insecure", False, "Allow addresses beyond this machine without encryption.")
+flags.DEFINE_string(
+    "token_file",
+    None,
+    "A file with the token that actors show and the learner wants. Without it: the environment "
+    "variable SEED_RL_TOKEN, if that is set.",
+)
+flags.DEFINE_string("tls_certificate", None, "This process's own certificate: a PEM file.")
+flags.DEFINE_string("tls_key", None, "The private key of --tls_certificate: a PEM file.")
+flags.DEFINE_string(
+    "tls_ca",
+    None,
+    "Certificates of authorities, a PEM file. An actor that has it connects by TLS to a learner "
+    "whose certificate one of them signed; a learner that has it wants such a certificate of every "
+    "actor.",
+)
+flags.DEFINE_bool(
+    "insecure", False, "Allow addresses beyond this machine without encryption or token."
+)
 
 # What is the user's to mend: told in one line, without a traceback.
 _EXIT_WRONG_INPUT = 2
@@ -101,6 +119,17 @@ def _one_line(error: BaseException) -> str:
     return " ".join(re.sub(calls, r" [in \1]", str(error)).split())
 
 
+def _credentials() -> Any:
+    from seed_rl.grpc_service import Credentials, read_token
+
+    return Credentials(
+        tls_certificate=FLAGS.tls_certificate or "",
+        tls_key=FLAGS.tls_key or "",
+        tls_ca=FLAGS.tls_ca or "",
+        token=read_token(FLAGS.token_file, os.environ),
+    )
+
+
 def run_actor(signals: "StopSignals") -> None:
     """Steps environments until the learner has finished."""
     from seed_rl import config
@@ -118,11 +147,14 @@ def run_actor(signals: "StopSignals") -> None:
         )
     if not FLAGS.server_address:
         raise UsageError("--server_address is empty: give 'unix:/path' or 'host:port'")
+    credentials = _credentials()
     with _setting_up():
         environments = make_environment_batch(experiment.environment, env_ids, FLAGS.seed)
     try:
         address = FLAGS.server_address[FLAGS.task % len(FLAGS.server_address)]
-        actor = Actor(environments, first, address, insecure=FLAGS.insecure)
+        actor = Actor(
+            environments, first, address, insecure=FLAGS.insecure, credentials=credentials
+        )
         signals.there_is_something_to_end(leave_within=_ACTOR_LEAVES_WITHIN)
         actor.run(signals.stop.is_set)
     finally:
@@ -152,6 +184,7 @@ def run_learner(signals: "StopSignals") -> None:
     from seed_rl import config
 
     logdir = _required_logdir()  # before TensorFlow is imported, which takes its time
+    credentials = _credentials()
     experiment = config.load(FLAGS.gin_config, FLAGS.gin_bindings, for_actor=False)
     from seed_rl.learner import Learner, make_logdir
 
@@ -169,6 +202,7 @@ def run_learner(signals: "StopSignals") -> None:
             logdir,
             env_batch_size=FLAGS.env_batch_size,
             insecure=FLAGS.insecure,
+            credentials=credentials,
         )
     signals.there_is_something_to_end()
     learner.run(signals.stop)

@@ -1,14 +1,18 @@
 """What the entry point makes of wrong input."""
 
+import os
 import signal
 import subprocess
 import sys
 import threading
 
 import gymnasium
+import numpy as np
 import pytest
 
 from seed_rl import main
+from seed_rl.grpc_service import Credentials, Server, TensorSpec
+from seed_rl.inference import TrainingFinished, inference_input_specs, inference_output_specs
 from seed_rl.user_error import UserError
 
 
@@ -61,3 +65,53 @@ def test_an_actor_leaves_in_time_whatever_it_waits_for(monkeypatch):
     assert signals.stop.is_set()
     assert done.wait(30.0)
     assert left == [0]
+
+
+def _run_main(*flags, **environment):
+    command = [sys.executable, "-m", "seed_rl.main", "--gin_config=gym_vtrace", *flags]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+    )
+
+
+@pytest.mark.parametrize("part", ["--run_mode=actor", "--run_mode=learner"])
+def test_beyond_this_machine_the_refusal_names_the_flag(part, tmp_path):
+    done = _run_main(part, "--server_address=192.0.2.1:80", f"--logdir={tmp_path}")
+    assert done.returncode == 2
+    assert "--insecure" in done.stderr and "insecure=True" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: 192.0.2.1:80: 192.0.2.1 is not on this")
+
+
+@pytest.mark.parametrize("where", ["file", "environment"])
+def test_an_actor_shows_the_token_of_a_file_or_of_the_environment(tmp_path, where):
+    """And a wrong one ends it at once, with a message that does not show it."""
+    right, wrong = "right-0123456789", "wrong-0123456789"
+    asked = threading.Event()
+
+    def inference(*args):
+        asked.set()
+        raise TrainingFinished("enough")
+
+    server = Server("127.0.0.1:0", credentials=Credentials(token=right), num_environments=8)
+    server.bind(
+        inference,
+        input_signature=inference_input_specs(TensorSpec((4,), np.float32)),
+        output_signature=inference_output_specs(TensorSpec((), np.int32)),
+    )
+    outcomes = []
+    with server:
+        server.start()
+        for token in (wrong, right):
+            file = tmp_path / token
+            file.write_text(token)
+            flags = [f"--token_file={file}"] if where == "file" else []
+            environment = {"SEED_RL_TOKEN": token} if where == "environment" else {}
+            done = _run_main(
+                *("--run_mode=actor", "--num_envs=8", f"--server_address={server.addresses[0]}"),
+                *flags,
+                **environment,
+            )
+            outcomes.append((done.returncode, asked.is_set()))
+            said = (done.stdout + done.stderr).replace(str(tmp_path / token), "")
+            assert token not in said
+    assert outcomes == [(2, False), (0, True)]

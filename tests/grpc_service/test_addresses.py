@@ -80,8 +80,32 @@ def test_a_file_that_is_no_socket_is_kept(directory):
 
 
 def test_a_directory_that_is_not_there(directory):
-    with pytest.raises(AddressError, match=r"directory .*missing: No such file"):
-        Server(f"unix:{directory}/missing/s").start()
+    with Server(f"unix:{directory}/made/s") as server:
+        server.start()
+        assert stat.S_IMODE(os.stat(f"{directory}/made").st_mode) == 0o700
+    with pytest.raises(AddressError, match=r"directory .*missing/deeper: No such file"):
+        Server(f"unix:{directory}/missing/deeper/s").start()
+
+
+@pytest.mark.parametrize(("mode", "allowed"), [(0o1777, True), (0o777, False), (0o770, False)])
+def test_a_directory_in_which_others_could_replace_the_socket(directory, mode, allowed):
+    os.chmod(directory, mode)
+    server = Server(f"unix:{directory}/s")
+    if allowed:
+        with server:
+            server.start()
+    else:
+        with pytest.raises(AddressError, match=r"others may write .* chmod 700"):
+            server.start()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_socket_of_another_user_is_not_connected_to(directory, make_server, address, monkeypatch):
+    make_server().start()
+    os.chown(f"{directory}/s", 4321, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    with pytest.raises(AddressError, match=r"belongs to another user \(uid 4321\)"):
+        Client(address)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
@@ -114,9 +138,34 @@ def test_nothing_is_left_where_one_of_several_addresses_fails(make_server, direc
     assert "grpc_service" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_a_port_taken_on_one_of_a_hosts_addresses(make_server, monkeypatch):
+    """As `localhost` may be both 127.0.0.1 and ::1, of which gRPC would take the one left."""
+    monkeypatch.setattr(addresses, "resolve", lambda address: ["127.0.0.2", "127.0.0.1"])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AddressError, match=f"localhost:{port}: cannot be listened on: Address"):
+            make_server(f"localhost:{port}").start()
+    with socket.create_server(("127.0.0.1", port)):
+        pass  # nothing holds it
+
+
+def test_a_host_with_several_addresses_has_one_port_on_all(make_server, monkeypatch, connect):
+    monkeypatch.setattr(addresses, "resolve", lambda address: ["127.0.0.2", "::7", "127.0.0.1"])
+    server = make_server("localhost:0", insecure=True)
+    server.bind(lambda: None, name="f", input_signature=())
+    server.start()
+    host, _, port = server.addresses[0].rpartition(":")
+    assert host == "localhost"
+    monkeypatch.undo()
+    for ip in ("127.0.0.1", "127.0.0.2"):
+        assert connect(f"{ip}:{port}").f() is None
+
+
 def test_beyond_this_machine_takes_insecure():
     for make in (Server, Client):
-        with pytest.raises(AddressError, match=r"0.0.0.0 is not on this machine.* insecure=True"):
+        with pytest.raises(
+            AddressError, match=r"0.0.0.0 is not on this machine.*neither.* --insecure"
+        ):
             make("0.0.0.0:0")
     with Server("0.0.0.0:0", insecure=True) as server:
         server.start()
