@@ -21,6 +21,7 @@ from seed_rl.grpc_service import (
 )
 from seed_rl.nests import map_nest
 from seed_rl.user_error import UserError
+from seed_rl.watchdog import Watchdog
 
 
 class LearnerLostError(UserError):
@@ -46,6 +47,7 @@ class Actor:
         first_env_id: int,
         server_address: str,
         reconnect_secs: float = 600.0,
+        max_env_seconds: float = 600.0,
         insecure: bool = False,
         credentials: Credentials = NO_CREDENTIALS,
     ):
@@ -54,6 +56,8 @@ class Actor:
         first_env_id: int.
         server_address: 'unix:/path' or 'host:port' of the learner.
         reconnect_secs: seconds to wait for a learner, at the start and whenever it goes away.
+        max_env_seconds: seconds that resetting or stepping the environments may take; then they
+          hang, and the process ends with exit code 3, to be started again. 0: no limit.
         insecure: allow an address beyond this machine without encryption or token.
         credentials: the authorities to believe, this actor's certificate, the token to show.
         """
@@ -63,6 +67,10 @@ class Actor:
         )
         self._server_address = server_address
         self._reconnect_secs = reconnect_secs
+        last_env_id = first_env_id + environments.num_envs - 1
+        self._watchdog = Watchdog(
+            max_env_seconds, f"the environments {first_env_id} to {last_env_id}"
+        )
         self._insecure = insecure
         self._credentials = credentials
 
@@ -119,7 +127,8 @@ class Actor:
             [secrets.randbits(63) for _ in range(self._env_ids.size)], dtype=np.int64
         )
         answered: Any = None  # the latest action of every environment
-        pending = [self._environments.reset()]
+        with self._watchdog.watching("reset"):
+            pending = [self._environments.reset()]
         while not should_stop():
             for rows in pending:
                 run_ids[rows.indices[rows.torn]] = secrets.randbits(63)
@@ -128,7 +137,8 @@ class Actor:
                     answered = map_nest(np.array, actions)
                 else:
                     _put(answered, rows.indices, actions)
-            pending = self._environments.step(answered)
+            with self._watchdog.watching("step"):
+                pending = self._environments.step(answered)
 
     def _call(self, client: Client, run_ids: np.ndarray, rows: Rows) -> Any:
         try:

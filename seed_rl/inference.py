@@ -163,8 +163,10 @@ class CentralInference:
         self._policy_version = policy_version
         self._lock = threading.Lock()
         self._finished = False
+        self._has_started = np.zeros(num_envs, bool)
         self._waiting = np.zeros(num_envs, bool)  # environments whose actor is to hear the end
         self.num_steps = 0  # of the environments that are trained on
+        self.num_restarts = 0  # environments that came back under another run_id
 
         self._initial_state = map_nest(np.asarray, agent.initial_state(1))
         state_specs = map_nest(lambda x: TensorSpec(x.shape[1:], x.dtype), self._initial_state)
@@ -280,6 +282,8 @@ class CentralInference:
         if not started.any():
             self._record(ids, env_outputs, raw_rewards)
             return env_outputs
+        self.num_restarts += int(np.count_nonzero(self._has_started[ids[started]]))
+        self._has_started[ids[started]] = True
         self._reset(ids[started])
         self._waiting[ids] = True
         self._run_ids.replace(ids, run_ids)

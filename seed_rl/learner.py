@@ -237,10 +237,11 @@ class Learner:
         self._summaries.flush()
 
     def _inference_metrics(self) -> dict[str, float]:
+        metrics = {"inference/environment_restarts": float(self._inference.num_restarts)}
         statistics = self._server.statistics()["inference"]
         if not statistics.num_batches:
-            return {}
-        return {
+            return metrics
+        return metrics | {
             "inference/batch_fill": statistics.mean_batch_fill,
             "inference/wait_seconds": statistics.mean_wait,
             "inference/latency_seconds": statistics.mean_wait + statistics.mean_run_time,

@@ -12,9 +12,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 from absl import app, flags, logging
+
+from seed_rl.process_exit import leave
 
 # TensorFlow's C++ side reads this once, at import: no notes on which CPU instructions it uses.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -336,14 +338,6 @@ class StopSignals:
                 timer.start()
         elif time.monotonic() - self._stopped_at > _SAME_SIGNAL_SECONDS:
             leave(128 + number)
-
-
-def leave(code: int) -> NoReturn:
-    """Ends the process without waiting for TensorFlow to take itself apart, which takes seconds."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
 
 
 def main(argv: list[str]) -> int:

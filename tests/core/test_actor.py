@@ -1,5 +1,7 @@
 """The actor against a real server whose learner is scripted."""
 
+import subprocess
+import sys
 import threading
 import types
 
@@ -311,3 +313,40 @@ def test_it_stops_soon_when_told_to_while_it_waits_for_a_learner(monkeypatch, ad
     actor.run(lambda: world.now > 1050.0)
     assert max(world.naps) < 1.0
     assert world.now < 1051.0
+
+
+HANGING = """
+import time
+import numpy as np, gymnasium
+from seed_rl.actor import Actor
+from seed_rl.environment import make_environment_batch
+
+class Hanging(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        if {when!r} == "reset":
+            time.sleep(1000)
+        return np.zeros(2, np.float32), {{}}
+    def step(self, action):
+        time.sleep(1000)
+
+batch = make_environment_batch(lambda env_index=0: Hanging(), [4, 5], 0)
+Actor(batch, 4, {address!r}, max_env_seconds=0.5).run()
+"""
+
+
+@pytest.mark.parametrize("when", ["reset", "step"])
+def test_an_actor_whose_environments_hang_ends_with_the_reason(address, when):
+    learner = Learner(address, 3, TrainingFinished("enough"))
+    with learner.server:
+        learner.server.start()
+        result = subprocess.run(
+            [sys.executable, "-c", HANGING.format(when=when, address=address)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert result.returncode == 3
+    assert f"error: {when} of the environments 4 to 5 has taken more than 0.5 s" in result.stderr

@@ -478,6 +478,16 @@ def test_a_call_overtaken_by_a_restart_leaves_no_trace_in_the_new_run():
     assert setup.sink.unrolls[1][0].env_outputs.observation[:, 0].tolist() == [1, 50, 1]
 
 
+def test_restarts_are_counted():
+    setup = Setup(ScriptedAgent(unroll_length=2), num_envs=3)
+    setup.step([0, 1], 1)
+    setup.step([0, 1, 2], 1)
+    assert setup.inference.num_restarts == 0
+    setup.step([0, 1, 2], [1, 2, 2])
+    setup.step([0, 1], 3)
+    assert setup.inference.num_restarts == 4
+
+
 def test_environments_that_only_evaluate():
     setup = Setup(ScriptedAgent(unroll_length=2, num_eval_envs=2), num_envs=4)
     all_ids = [3, 0, 2, 1]
