@@ -45,11 +45,17 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+# A reward of a larger magnitude is taken for a fault of the environment, although 32 bits would
+# hold it: squared in a loss, and summed over a batch, it would drown everything else. Scores of
+# known games, and their sums over an episode, stay far below.
+MAX_ABS_REWARD = 1e9
+
 
 class EnvironmentFailedError(RuntimeError):
     """An environment failed too many times in a row; the last exception is the cause.
 
-    It fails when it raises, and when it gives a reward or an observation that is not finite.
+    It fails when it raises, when it gives a reward or an observation that is not finite, a reward
+    beyond MAX_ABS_REWARD, or, after observations that did, one that does not fit its space.
     """
 
 
@@ -85,7 +91,8 @@ class EnvironmentBatch(abc.ABC):
         self._layout = ObservationLayout(observation_space)
         self._translate = ActionTranslator(action_space)
         self.action_space = self._translate.canonical
-        self._max_failures = max_failures
+        self._failure_log = _FailureLog(max_failures)
+        self._has_fitted = False  # whether an observation has ever fitted the observation space
         self._episode_steps = np.zeros(self.num_envs, np.int32)
         self._torn = np.zeros(self.num_envs, bool)  # since the last rows of all environments
         self._everyone = np.arange(self.num_envs, dtype=np.int32)
@@ -99,7 +106,7 @@ class EnvironmentBatch(abc.ABC):
 
         Raises:
             EnvironmentFailedError: an environment cannot be started.
-            ObservationError: an observation does not fit the observation space.
+            ObservationError: the first observation does not fit the observation space.
         """
 
     @abc.abstractmethod
@@ -115,8 +122,7 @@ class EnvironmentBatch(abc.ABC):
             next call.
 
         Raises:
-            EnvironmentFailedError: an environment raised max_failures times in a row.
-            ObservationError: an observation does not fit the observation space.
+            EnvironmentFailedError: an environment failed max_failures times in a row.
             ValueError: the actions do not fit the action space.
         """
 
@@ -127,6 +133,10 @@ class EnvironmentBatch(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Closes every environment; a failure to do so is only logged."""
+
+    def _is_hopeless(self, error: Exception) -> bool:
+        """Whether the environment is not what it says it is, which no fresh start would mend."""
+        return isinstance(error, ObservationError) and not self._has_fitted
 
     def _first_rows(self, leaves: list[np.ndarray]) -> Rows:
         """The rows of episodes that begin without one before them."""
@@ -173,7 +183,7 @@ class SingleEnvironments(EnvironmentBatch):
         envs: what it made for every one of env_indices.
         env_indices: see EnvironmentBatch.
         seed: see `EnvironmentBatch.reset`.
-        max_failures: exceptions in a row that end the run, for each environment.
+        max_failures: failures in a row that end the run, for each environment.
     """
 
     def __init__(
@@ -228,9 +238,8 @@ class SingleEnvironments(EnvironmentBatch):
                 raw_rewards[i] = info.get("raw_reward", reward)
                 # Nobody is shown the observation in which an episode ends by itself.
                 values = [] if terminated else self._layout.leaves(observation)
-                _check_finite([rewards[i], raw_rewards[i], *values])
-            except ObservationError:  # which no fresh start would mend
-                raise
+                _check_rewards(rewards[i], raw_rewards[i])
+                _check_finite(values)
             except Exception as error:
                 rewards[i] = raw_rewards[i] = 0.0
                 done[i] = abandoned[i] = self._torn[i] = True
@@ -275,6 +284,7 @@ class SingleEnvironments(EnvironmentBatch):
 
     def _write(self, i: int, observation: Any, leaves: list[np.ndarray]) -> None:
         values = self._layout.leaves(observation)
+        self._has_fitted = True
         _check_finite(values)
         _put(leaves, i, values)
 
@@ -284,9 +294,9 @@ class SingleEnvironments(EnvironmentBatch):
         try:
             observation, _ = self._envs[i].reset(seed=seed)
             self._write(i, observation, leaves)
-        except ObservationError:
-            raise
         except Exception as error:
+            if self._is_hopeless(error):
+                raise
             self._restart(i, error, leaves)
 
     def _restart(self, i: int, error: Exception, leaves: list[np.ndarray]) -> None:
@@ -294,14 +304,12 @@ class SingleEnvironments(EnvironmentBatch):
         env_index = self.env_indices[i]
         while True:
             self._failures[i] += 1
-            _note_failure(f"Environment {env_index}", self._failures[i], self._max_failures, error)
+            self._failure_log.note(f"Environment {env_index}", self._failures[i], error)
             _close(self._envs[i], f"environment {env_index}")
             try:
                 self._envs[i] = make_single(self._factory, env_index)
                 observation, _ = self._envs[i].reset()
                 self._write(i, observation, leaves)
-            except ObservationError:
-                raise
             except Exception as again:
                 error = again
                 continue
@@ -323,7 +331,7 @@ class VectorEnvironments(EnvironmentBatch):
         env: what it made.
         env_indices: see EnvironmentBatch.
         seed: see `EnvironmentBatch.reset`.
-        max_failures: exceptions in a row that end the run.
+        max_failures: failures in a row that end the run.
     """
 
     def __init__(
@@ -350,9 +358,9 @@ class VectorEnvironments(EnvironmentBatch):
         seeds, self._seeds = self._seeds, None
         try:
             leaves = self._checked(_seeded_reset(self._env, seeds))
-        except ObservationError:
-            raise
         except Exception as error:
+            if self._is_hopeless(error):
+                raise
             leaves = self._restart(error)
         self._resetting = np.zeros(self.num_envs, bool)
         return self._first_rows(leaves)
@@ -375,8 +383,6 @@ class VectorEnvironments(EnvironmentBatch):
                 np.asarray(truncations, bool),
             )
             self._check_step(step)
-        except ObservationError:  # which no fresh start would mend
-            raise
         except Exception as error:
             return [self._torn_rows(error)]
         self._failures = 0
@@ -427,8 +433,6 @@ class VectorEnvironments(EnvironmentBatch):
         try:
             observation, _ = self._env.reset(options={"reset_mask": ended.copy()})
             first = self._checked(observation)
-        except ObservationError:
-            raise
         except Exception as error:
             rows = self._ended_rows(step, self._restart(error), final_leaves)
             self._tear(rows[-1], ~ended)
@@ -498,15 +502,21 @@ class VectorEnvironments(EnvironmentBatch):
         return self._all_rows(rewards, raw_rewards, done, ~finished, leaves)
 
     def _check_step(self, step: _VectorStep) -> None:
-        """Raises NotFiniteError; passes over final observations, which nobody is shown."""
+        """Raises ValueError; passes over final observations, which nobody is shown."""
+        for name in ("rewards", "raw_rewards", "terminations", "truncations"):
+            shape = getattr(step, name).shape
+            if shape != (self.num_envs,):
+                raise ValueError(f"the {name} have shape {shape}, expected ({self.num_envs},)")
         shown = np.ones(self.num_envs, bool)
         if self._mode != AutoresetMode.SAME_STEP:
             shown = ~step.terminations
         floats = [leaf for leaf in step.leaves if leaf.dtype.kind == "f"]
-        _check_finite([step.rewards, step.raw_rewards, *(leaf[shown] for leaf in floats)])
+        _check_rewards(step.rewards, step.raw_rewards)
+        _check_finite([leaf[shown] for leaf in floats])
 
     def _checked(self, observation: Any) -> list[np.ndarray]:
         leaves = self._layout.leaves(observation, (self.num_envs,))
+        self._has_fitted = True
         _check_finite(leaves)
         return leaves
 
@@ -515,15 +525,13 @@ class VectorEnvironments(EnvironmentBatch):
         who = f"The VectorEnv of environments {self.env_indices[0]} … {self.env_indices[-1]}"
         while True:
             self._failures += 1
-            _note_failure(who, self._failures, self._max_failures, error)
+            self._failure_log.note(who, self._failures, error)
             _close(self._env, who)
             try:
                 env = make_environments(self._factory, self.env_indices)
                 assert isinstance(env, VectorEnv)
                 self._env = env
                 return self._checked(_seeded_reset(self._env, None))
-            except ObservationError:
-                raise
             except Exception as again:
                 error = again
 
@@ -609,18 +617,30 @@ def _final_leaves(layout: ObservationLayout, step: _VectorStep, infos: dict) -> 
     return [leaf[indices] for leaf in layout.leaves(final, step.terminations.shape)]
 
 
-class NotFiniteError(ValueError):
+class UnusableNumberError(ValueError):
     """An environment gave a number that no network can learn from."""
 
 
-def _check_finite(values: Sequence[Any]) -> None:
-    """Raises NotFiniteError for NaN or infinity: one would spoil every parameter of the network."""
+def _check_rewards(rewards: Any, raw_rewards: Any) -> None:
+    """Raises UnusableNumberError for rewards (of any shape) beyond all measure, or not finite."""
+    for name, value in (("reward", rewards), ("raw reward", raw_rewards)):
+        largest = float(np.max(np.abs(value)))
+        if not np.isfinite(largest):
+            raise UnusableNumberError(
+                f"the {name} is not finite (NaN, infinite, or too large for 32 bits)"
+            )
+        if largest > MAX_ABS_REWARD:
+            raise UnusableNumberError(
+                f"the {name} has a magnitude of {largest:.6g}, and more than {MAX_ABS_REWARD:g} is "
+                "taken for a fault; if it is meant, scale the rewards"
+            )
+
+
+def _check_finite(values: Sequence[np.ndarray]) -> None:
+    """Raises UnusableNumberError for NaN or infinity: one would spoil every parameter."""
     for value in values:
         if value.dtype.kind == "f" and not np.isfinite(value).all():
-            raise NotFiniteError(
-                "the reward or the observation is not finite (NaN, infinite, or too large for "
-                "32 bits)"
-            )
+            raise UnusableNumberError("the observation is not finite (NaN or infinite)")
 
 
 def _put(leaves: list[np.ndarray], i: int, values: list[np.ndarray]) -> None:
@@ -628,14 +648,46 @@ def _put(leaves: list[np.ndarray], i: int, values: list[np.ndarray]) -> None:
         leaf[i] = value
 
 
-def _note_failure(who: str, failures: int, max_failures: int, error: Exception) -> None:
-    """Logs a failure, or raises EnvironmentFailedError if that was one too many."""
-    if failures >= max_failures:
-        raise EnvironmentFailedError(
-            f"{who} failed {failures} times in a row, which is as often as is allowed. The last "
-            f"failure was {type(error).__name__}: {error}"
-        ) from error
-    logger.warning("%s failed and is made anew: %r", who, error, exc_info=error)
+class _FailureLog:
+    """Tells of failures: each in one line, and where it came from once."""
+
+    def __init__(self, max_failures: int):
+        self._max_failures = max_failures
+        self._shown: set[tuple[type, str, int]] = set()  # places of which a traceback was logged
+
+    def note(self, who: str, failures: int, error: Exception) -> None:
+        """Logs a failure, or raises EnvironmentFailedError if that was one too many.
+
+        Args:
+            who: the environment.
+            failures: how many this makes in a row.
+            error: what it raised.
+        """
+        if failures >= self._max_failures:
+            raise EnvironmentFailedError(
+                f"{who} failed {failures} times in a row, which is as often as is allowed. The "
+                f"last failure was {type(error).__name__}: {error}"
+            ) from error
+        place = _place(error)
+        logger.warning(
+            "%s failed and is made anew: %r (%d in a row; %d end this process)",
+            who,
+            error,
+            failures,
+            self._max_failures,
+            exc_info=None if place in self._shown else error,
+        )
+        self._shown.add(place)
+
+
+def _place(error: Exception) -> tuple[type, str, int]:
+    """Where an exception was raised: what it is, the file, the line."""
+    traceback = error.__traceback__
+    if traceback is None:
+        return type(error), "", 0
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return type(error), traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
 
 
 def _close(env: Any, who: str) -> None:
@@ -661,7 +713,7 @@ def make_environment_batch(
         factory: a function, or 'package.module:function'; see `environment_factory`.
         env_indices: which of the run's environments these are, all different.
         seed: environment i starts from seed + env_indices[i].
-        max_failures: an environment that raises is logged and made anew; after so many times in a
+        max_failures: an environment that fails is logged and made anew; after so many times in a
             row EnvironmentFailedError is raised.
 
     Raises:

@@ -96,7 +96,7 @@ def test_what_a_learner_refuses_is_an_error():
         report(WrongShape)
     with pytest.raises(ObservationError, match=r"dtype float32.*dtype <U1"):
         report(WrongType)
-    with pytest.raises(EnvironmentCheckError, match=r"fails in step 3: NotFiniteError: the reward"):
+    with pytest.raises(EnvironmentCheckError, match=r"fails in step 3: UnusableNumberError: the reward"):
         report(NotFinite)
     with pytest.raises(EnvironmentCheckError, match="fails in step 2: ZeroDivisionError"):
         report(Failing)

@@ -357,9 +357,19 @@ def numbers(form, *args, **kwargs):
     return vectorized(form, lambda env_index: Numbers(*args, **kwargs))
 
 
+BAD_NUMBERS = [
+    (np.nan, 2.0),
+    (np.inf, 2.0),
+    (1e39, 2.0),  # more than 32 bits hold
+    (1e38, 2.0),
+    (-1e38, 2.0),
+    (1.0, np.nan),
+]
+
+
 @pytest.mark.parametrize("form", ["single", *list(AutoresetMode)])
-@pytest.mark.parametrize("bad", [(np.nan, 2.0), (np.inf, 2.0), (1e39, 2.0), (1.0, np.nan)])
-def test_a_number_that_is_not_finite_tears_the_episode(form, bad, caplog):
+@pytest.mark.parametrize("bad", BAD_NUMBERS)
+def test_a_number_that_no_network_can_learn_from_tears_the_episode(form, bad, caplog):
     batch = make_environment_batch(numbers(form, [(1.0, 2.0), bad]), [6], seed=0)
     batch.reset()
     steps = [batch.step(np.zeros(1, np.int64)) for _ in range(3)]
@@ -369,7 +379,16 @@ def test_a_number_that_is_not_finite_tears_the_episode(form, bad, caplog):
         [(1.0, False, 2.0, False, 1)],
     ]
     assert [torn(rows) for rows in steps] == [[False], [True], [False]]
-    assert "6" in caplog.text and "not finite" in caplog.text
+    assert "6" in caplog.text
+    assert ("magnitude of 1e+38" if abs(bad[0]) == 1e38 else "not finite") in caplog.text
+
+
+def test_a_large_reward_may_be_meant():
+    batch = make_environment_batch(numbers("single", [(-9e8, 2.0)]), [6], seed=0)
+    batch.reset()
+    (rows,) = batch.step(np.zeros(1, np.int64))
+    assert rows.raw_rewards[0] == -9e8
+    assert not rows.torn[0]
 
 
 @pytest.mark.parametrize("form", ["single", *list(AutoresetMode)])
@@ -392,6 +411,77 @@ def test_the_observation_in_which_an_episode_ends_may_be_anything(form):
     rows = batch.step(np.zeros(1, np.int64))
     assert told(rows) == [(3.0, True, 0.0, False, 0)]
     assert torn(rows) == [False]
+
+
+class Misshapen(gymnasium.Env):
+    """Gives one planned observation a call, over all who share the plan; then a fitting one."""
+
+    observation_space = spaces.Box(-10.0, 10.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, plan):
+        self._plan = plan
+
+    def _observation(self):
+        return self._plan.pop(0) if self._plan else np.zeros(2, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return self._observation(), {}
+
+    def step(self, action):
+        return self._observation(), 1.0, False, False, {}
+
+
+WRONG_OBSERVATIONS = [np.zeros(3, np.float32), np.array(["a", "b"]), None]
+
+
+@pytest.mark.parametrize("wrong", WRONG_OBSERVATIONS, ids=["shape", "dtype", "none"])
+def test_an_observation_that_no_longer_fits_its_space_tears_the_episode(wrong, caplog):
+    fitting = np.ones(2, np.float32)
+    batch = make_environment_batch(lambda: Misshapen([fitting, wrong]), [6], seed=0)
+    batch.reset()
+    (rows,) = batch.step(np.zeros(1, np.int64))
+    # The new one begins with its plan, too.
+    np.testing.assert_array_equal(rows.env_outputs.observation, [fitting])
+    assert rows.torn[0] and rows.env_outputs.abandoned[0]
+    assert "Environment 6 failed" in caplog.text and "ObservationError" in caplog.text
+
+
+def test_observations_that_do_not_fit_again_and_again_end_the_run():
+    plan = [np.zeros(2, np.float32), *[np.zeros(3, np.float32)] * 9]
+    batch = make_environment_batch(lambda: Misshapen(plan), [6], seed=0, max_failures=3)
+    batch.reset()
+    with pytest.raises(EnvironmentFailedError, match=r"6.*3 times in a row.*\(3,\)"):
+        batch.step(np.zeros(1, np.int64))
+
+
+def test_a_vector_env_whose_rewards_have_another_shape_fails(caplog):
+    class Columns(gymnasium.vector.SyncVectorEnv):
+        def step(self, actions):
+            observation, rewards, *rest = super().step(actions)
+            return observation, rewards[:, None], *rest
+
+    def make(env_indices):
+        return Columns([lambda: Numbers([]) for _ in env_indices])
+
+    batch = make_environment_batch(make, [6, 7], seed=0, max_failures=2)
+    batch.reset()
+    batch.step(np.zeros(2, np.int64))
+    assert "the rewards have shape (2, 1), expected (2,)" in caplog.text
+    with pytest.raises(EnvironmentFailedError, match=r"6 … 7 failed 2 times in a row.*\(2, 1\)"):
+        batch.step(np.zeros(2, np.int64))
+
+
+def test_a_failure_that_comes_again_shows_where_it_was_raised_only_once(caplog):
+    plan = ["fine"] + ["raise", "fine"] * 4
+    factory, _ = fragile(plan, "single")
+    batch = make_environment_batch(factory, [6], seed=0, max_failures=5)
+    batch.reset()
+    for _ in range(4):
+        batch.step(np.zeros(1, np.int64))
+    assert caplog.text.count("Environment 6 failed and is made anew") == 4
+    assert caplog.text.count("Traceback") == 1
+    assert caplog.text.count('raise RuntimeError("the simulator crashed")') == 1
 
 
 def test_a_reward_that_is_no_number_is_named():
