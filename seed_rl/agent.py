@@ -14,6 +14,9 @@ class LossOutputs(NamedTuple):
     loss: Any  # float32 scalar, to be minimised
     metrics: dict[str, Any]  # float32 scalars to log
     feedback: Any  # nest of tensors handed to UnrollSink.training_done; () where there is none
+    # How many elements the loss is the mean of, where that is not the same for batches of one size:
+    # where some are masked out. It must not depend on the variables. See Agent.loss.
+    weight: Any = 1.0
 
 
 class UnrollSink(abc.ABC):
@@ -95,6 +98,7 @@ class Agent(abc.ABC):
     num_overlapping_steps: int = 0  # burn-in, agent steps
     batch_size: int  # unrolls a training step
     num_eval_envs: int = 0  # the last of the env_ids, which only evaluate
+    precision: str = "float32"  # see seed_rl.precision; with 'float16' losses are scaled
 
     @abc.abstractmethod
     def initial_state(self, batch_size: int) -> Any:
@@ -130,7 +134,15 @@ class Agent(abc.ABC):
 
     @abc.abstractmethod
     def loss(self, batch: Any) -> LossOutputs:
-        """Returns the loss of a batch of the sink's."""
+        """Returns the loss of a batch of the sink's.
+
+        Where several devices train, each one gets an equal part of the batch (leaves [T + 1, B, …]
+        of an Unroll, or [B, …], cut along B), and the losses and gradients of the parts are
+        averaged, weighted by `LossOutputs.weight`. For a loss that is a mean over elements, and
+        says in the weight how many, that is exactly the loss of the whole batch. Metrics are
+        averaged alike, but for those named *_max. The parts' feedback is concatenated along its
+        first dimension, B.
+        """
 
     @property
     @abc.abstractmethod
@@ -146,6 +158,13 @@ class Agent(abc.ABC):
     def max_gradient_norm(self) -> float:
         """Global norm that gradients are scaled down to; 0 leaves them as they are."""
         return 0.0
+
+    def update_statistics(self, batch: Any) -> None:  # noqa: B027, most have none
+        """Runs inside the training step after the loss: for statistics of what is trained on.
+
+        Where several devices train, it runs on each, with its part of the batch, in the replica
+        context of tf.distribute; see seed_rl.normalization.
+        """
 
     def after_training_step(self) -> None:  # noqa: B027, nothing to do is the usual case
         """Runs inside the compiled training step after the variables changed (target networks)."""

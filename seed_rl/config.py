@@ -46,6 +46,7 @@ def _experiment(agent: str = gin.REQUIRED, environment: str = gin.REQUIRED) -> E
 # these names, and any other name that it does not know is an error.
 LEARNER_CONFIGURABLES = (
     "Learner",
+    "make_placement",
     "TaskStatistics",
     "adam",
     "rmsprop",

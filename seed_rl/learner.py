@@ -13,6 +13,7 @@ from absl import logging
 
 from seed_rl.agent import Agent, UnrollSink
 from seed_rl.checkpoints import Checkpoints
+from seed_rl.devices import Placement, default_placement
 from seed_rl.episode_statistics import EpisodeStatistics
 from seed_rl.export import export_policy
 from seed_rl.grpc_service import NO_CREDENTIALS, Credentials, Server
@@ -22,6 +23,9 @@ from seed_rl.inference import (
     inference_output_specs,
     unroll_specs,
 )
+from seed_rl.inference_policies import InferencePolicies
+from seed_rl.prefetching import PrefetchingSink
+from seed_rl.profiling import StepProfiler
 from seed_rl.progress import FrameRate, ProgressReporter
 from seed_rl.summaries import SummaryWriter
 from seed_rl.task_statistics import TaskStatistics
@@ -60,8 +64,13 @@ class Learner:
         log_secs: float = 10.0,
         jit_compile: bool = False,
         max_skipped_steps: int = 10,
+        inference_weights_period: int = 1,
+        prefetch: bool | None = None,
         insecure: bool = False,
         credentials: Credentials = NO_CREDENTIALS,
+        placement: Placement | None = None,
+        agent_copies: Sequence[Agent] = (),
+        profile_steps: range = range(0),
     ):
         """Args:
         agent: what is trained.
@@ -80,8 +89,15 @@ class Learner:
         jit_compile: compile inference and training with XLA, as a TPU requires.
         max_skipped_steps: batches whose loss or gradient is not finite are not learned from; the
           run ends when there are more than so many of them in a row.
+        inference_weights_period: training steps between copies of what was trained to the devices
+          that only infer; they are so many steps behind at most, and the one that is running.
+        prefetch: draw and stack the next batch while one is trained on. None: if an accelerator
+          trains; a CPU that does has no time to spare.
         insecure: allow addresses beyond this machine without encryption or token.
         credentials: the server's certificate, and the token that actors must show.
+        placement: which devices train and infer; None: the one that TensorFlow takes by itself.
+        agent_copies: agents of the same factory, one on each of `placement.copies`.
+        profile_steps: training steps of which a TensorBoard trace is written.
         """
         if not 0 <= agent.num_eval_envs < num_envs:
             raise UserError(
@@ -103,8 +119,12 @@ class Learner:
         self._observation_specs, self._action_specs = observation_specs, action_specs
 
         num_steps = agent.train_steps_per_frame(action_repeat) * total_frames
-        self._optimizer = agent.make_optimizer(max(1, round(num_steps)))
-        self._trainer = Trainer(agent, self._optimizer, jit_compile, max_skipped_steps)
+        placement = placement or default_placement()
+        with placement.scope():
+            self._optimizer = agent.make_optimizer(max(1, round(num_steps)))
+        self._trainer = Trainer(agent, self._optimizer, jit_compile, max_skipped_steps, placement)
+        self._profiler = StepProfiler(profile_steps, logdir)
+        self._num_batches = 0  # of this process, the ones skipped included
         self._checkpoints = Checkpoints(
             logdir, {"optimizer": self._optimizer, **agent.checkpoint_items}
         )
@@ -113,23 +133,29 @@ class Learner:
         self._statistics = EpisodeStatistics(num_envs, action_repeat)
         self._eval_statistics = EpisodeStatistics(num_envs, action_repeat)
         self._tasks = TaskStatistics(range(num_envs))
-        policy = tf.function(agent.policy, jit_compile=jit_compile, autograph=False)
+        self._policies = InferencePolicies(
+            agent, agent_copies, placement, jit_compile, inference_weights_period
+        )
         batch_size = min(max(inference_batch_size, env_batch_size), num_envs)
         sizes = padded_sizes(batch_size)
         self._sink: UnrollSink = agent.make_unroll_sink(
-            unroll_specs(agent, policy, observation_specs, action_specs, sizes[0])
+            unroll_specs(
+                agent, self._policies.policies[0], observation_specs, action_specs, sizes[0]
+            )
         )
         if resumed and (news := self._sink.restore(logdir)):
             logging.info("%s", news)
+        if placement.on_accelerator if prefetch is None else prefetch:
+            self._sink = PrefetchingSink(self._sink)
         self._inference = CentralInference(
             agent,
-            [policy],
+            self._policies.policies,
             observation_specs,
             action_specs,
             num_envs,
             self._sink,
             self._statistics,
-            lambda: self._trainer.num_steps,
+            lambda: self._policies.version(self._trainer.num_steps),
             sizes,
             self._eval_statistics,
         )
@@ -186,8 +212,11 @@ class Learner:
             export_policy(self._agent, self._observation_specs, self._action_specs, self._logdir)
 
     def _train_once(self) -> None:
+        self._profiler.before_step(self._num_batches)
         metrics = self._trainer.train_from(self._sink, _POLL_SECONDS)
         if metrics is not None:
+            self._num_batches += 1
+            self._policies.update(self._trainer.num_steps)
             self._interval.add(metrics)
 
     def _report(self, reporter: ProgressReporter) -> None:
@@ -229,6 +258,7 @@ class Learner:
                 **{f"data/{name}": value for name, value in sink_metrics.items()},
                 **self._inference_metrics(),
                 "speed/frames_per_second": self._frame_rate.rates()[10.0] or 0.0,
+                "inference/weights_lag": self._policies.lag(self._trainer.num_steps),
                 "training/steps": self._trainer.num_steps,
                 "training/skipped_steps": self._trainer.num_skipped,
             },
@@ -287,6 +317,7 @@ class Learner:
             self._sink.next_batch(0.05)
 
     def _close(self) -> None:
+        self._profiler.close()
         self._sink.close()
         self._server.shutdown()
         self._save()

@@ -5,13 +5,14 @@ learnt, and how, is said by gin.
 """
 
 import contextlib
+import functools
 import os
 import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from absl import app, flags, logging
@@ -47,6 +48,9 @@ flags.DEFINE_multi_string(
     "gin_bindings", [], "A gin binding, such as 'Learner.total_frames=1e6'. May be repeated."
 )
 flags.DEFINE_integer("seed", 1, "Environment i starts from seed + i.", lower_bound=0)
+flags.DEFINE_string(
+    "profile_steps", "", "learner: training steps to trace for TensorBoard, such as 100:110."
+)
 flags.DEFINE_integer("num_episodes", 100, "eval: episodes to play.", lower_bound=1)
 flags.DEFINE_bool("greedy", True, "eval: take the best action; --nogreedy acts as in training.")
 flags.DEFINE_string("video", None, "eval: an .mp4 or .avi file to write.")
@@ -165,6 +169,12 @@ def run_actor(signals: "StopSignals") -> None:
 
 def _make_agent(environment: str, agent: str) -> tuple[Any, Any, Any]:
     """Returns (agent, observation specs, action specs), from the spaces of one environment."""
+    make, observation_specs, action_specs = _agent_factory(environment, agent)
+    return make(), observation_specs, action_specs
+
+
+def _agent_factory(environment: str, agent: str) -> tuple[Callable[[], Any], Any, Any]:
+    """Returns (what makes the agent, observation specs, action specs)."""
     import tensorflow as tf
 
     from seed_rl import config
@@ -177,8 +187,8 @@ def _make_agent(environment: str, agent: str) -> tuple[Any, Any, Any]:
         spaces = probe.observation_space, probe.action_space
     finally:
         probe.close()
-    made = config.make_agent(agent, *spaces, FLAGS.num_envs)
-    return made, agent_observation_specs(spaces[0]), agent_action_specs(spaces[1])
+    make = functools.partial(config.make_agent, agent, *spaces, FLAGS.num_envs)
+    return make, agent_observation_specs(spaces[0]), agent_action_specs(spaces[1])
 
 
 def run_learner(signals: "StopSignals") -> None:
@@ -188,13 +198,24 @@ def run_learner(signals: "StopSignals") -> None:
     logdir = _required_logdir()  # before TensorFlow is imported, which takes its time
     credentials = _credentials()
     experiment = config.load(FLAGS.gin_config, FLAGS.gin_bindings, for_actor=False)
+    import tensorflow as tf
+
+    from seed_rl.devices import make_placement
     from seed_rl.learner import Learner, make_logdir
+    from seed_rl.profiling import parse_steps
 
     logdir = make_logdir(logdir)
     with _setting_up():
-        agent, observation_specs, action_specs = _make_agent(
+        placement = make_placement()
+        make_agent, observation_specs, action_specs = _agent_factory(
             experiment.environment, experiment.agent
         )
+        with placement.scope():
+            agent = make_agent()
+        copies = []
+        for device in placement.copies:
+            with tf.device(device):
+                copies.append(make_agent())
         learner = Learner(
             agent,
             observation_specs,
@@ -205,6 +226,9 @@ def run_learner(signals: "StopSignals") -> None:
             env_batch_size=FLAGS.env_batch_size,
             insecure=FLAGS.insecure,
             credentials=credentials,
+            placement=placement,
+            agent_copies=copies,
+            profile_steps=parse_steps(FLAGS.profile_steps),
         )
     signals.there_is_something_to_end()
     learner.run(signals.stop)

@@ -63,9 +63,14 @@ class RunningMoments(tf.Module):
     def __init__(self, shape: Any, name: str = "running_moments"):
         super().__init__(name=name)
         self._rank = len(shape)
-        self.count = tf.Variable(0.0, trainable=False, name="count")
-        self.mean = tf.Variable(tf.zeros(shape), trainable=False, name="mean")
-        self.variance = tf.Variable(tf.ones(shape), trainable=False, name="variance")
+        # Where several devices train, all of them come to the same values: one's is taken.
+        settings: dict[str, Any] = {
+            "trainable": False,
+            "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        }
+        self.count = tf.Variable(0.0, name="count", **settings)
+        self.mean = tf.Variable(tf.zeros(shape), name="mean", **settings)
+        self.variance = tf.Variable(tf.ones(shape), name="variance", **settings)
 
     def normalize(self, x: tf.Tensor) -> tf.Tensor:
         """[..., *shape] of floats → float32, at most 10 standard deviations from the mean."""
@@ -74,11 +79,12 @@ class RunningMoments(tf.Module):
         return tf.where(known, tf.clip_by_value(centred, -_CLIP, _CLIP), tf.cast(x, tf.float32))
 
     def update(self, x: tf.Tensor) -> None:
-        """Merges a batch [..., *shape]."""
+        """Merges a batch [..., *shape]; in a replica context, the batches of all replicas."""
         x = tf.stop_gradient(tf.cast(x, tf.float32))
         axes = list(range(x.shape.rank - self._rank))
         number = tf.cast(tf.reduce_prod(tf.shape(x)[: len(axes)]), tf.float32)
         mean, variance = tf.nn.moments(x, axes)
+        number, mean, variance = _of_all_replicas(number, mean, variance)
         total = self.count + number
         share = number / total
         delta = mean - self.mean
@@ -86,3 +92,14 @@ class RunningMoments(tf.Module):
         self.variance.assign(self.variance * (1.0 - share) + variance * share + spread)
         self.mean.assign_add(delta * share)
         self.count.assign(tf.minimum(total, _MAX_COUNT))
+
+
+def _of_all_replicas(number: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor) -> tuple:
+    """The count and the moments of the batches of all replicas, which are of equal size."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return number, mean, variance
+    average = tf.distribute.ReduceOp.MEAN
+    common_mean = context.all_reduce(average, mean)
+    variance = context.all_reduce(average, variance + tf.square(mean - common_mean))
+    return number * context.num_replicas_in_sync, common_mean, variance

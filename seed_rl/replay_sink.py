@@ -74,7 +74,7 @@ class ReplaySink(UnrollSink):
         self._closed = False
         self._num_inserted = 0  # those of a restored replay included
         self._first_due = min_unrolls  # the ratio is of the unrolls beyond so many
-        self._num_trained = 0
+        self._num_drawn = 0
         self._policy_lag = 0.0
 
     def put(self, unrolls: Unroll) -> None:
@@ -95,6 +95,9 @@ class ReplaySink(UnrollSink):
                 raise QueueClosedError("the replay is closed")
             if not self._batch_is_due():
                 return None
+            # Now, not when training is done: the next batch may be drawn in the meantime.
+            self._num_drawn += self._batch_size
+            self._condition.notify_all()
         sample = self._replay.sample_with_insertions(self._batch_size, self._priority_exponent)
         return ReplayBatch(
             unrolls=batch_time_major(sample.values),
@@ -108,9 +111,7 @@ class ReplaySink(UnrollSink):
         if feedback is not None:
             self._replay.update_priorities(batch.indices, np.asarray(feedback), batch.insertions)
         with self._condition:
-            self._num_trained += self._batch_size
             self._policy_lag = float(training_step - 1 - np.mean(batch.unrolls.policy_version))
-            self._condition.notify_all()
 
     def metrics(self) -> dict[str, float]:
         with self._condition:
@@ -121,7 +122,7 @@ class ReplaySink(UnrollSink):
                 "policy_lag": self._policy_lag,
             }
             if since_start:
-                metrics["replay_ratio"] = self._num_trained / since_start
+                metrics["replay_ratio"] = self._num_drawn / since_start
             return metrics
 
     def close(self) -> None:
@@ -151,9 +152,9 @@ class ReplaySink(UnrollSink):
         return f"restored a replay of {restored:,} unrolls"
 
     def _due(self) -> float:
-        """How many unrolls the ratio allows to be trained on, beyond those that have been."""
+        """How many unrolls the ratio allows to be trained on, beyond those drawn for it."""
         since_start = max(0, self._num_inserted - self._first_due)
-        return self._replay_ratio * since_start - self._num_trained
+        return self._replay_ratio * since_start - self._num_drawn
 
     def _batch_is_due(self) -> bool:
         return self._num_inserted >= self._min_unrolls and self._due() >= self._batch_size

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import optree
 
 from seed_rl.nests import map_nest
 
@@ -66,3 +67,50 @@ def stack_time_major(unrolls: Sequence[Unroll]) -> Unroll:
         rows = [getattr(unroll, field) for unroll in unrolls]
         fields[field] = map_nest(lambda *leaves, axis=axis: stack(axis, *leaves), *rows)
     return Unroll(**fields)
+
+
+def split_batch(batch: Any, num_parts: int) -> list[Any]:
+    """Cuts a training batch into equal parts along its batch dimension, in order.
+
+    Args:
+      batch: nest of arrays. Of an Unroll in it the leaves are [T + 1, B, …], but for those without
+        a time dimension; these, and whatever is no Unroll, are [B, …].
+      num_parts: how many; 1 gives the batch itself.
+
+    Returns:
+      As many nests, of views.
+
+    Raises:
+      ValueError: B does not divide by num_parts.
+    """
+    if num_parts == 1:
+        return [batch]
+
+    def split(x: Any, axis: int) -> list[np.ndarray]:
+        x = np.asarray(x)
+        if x.ndim <= axis or x.shape[axis] % num_parts:
+            raise ValueError(
+                f"a batch of leaves such as {x.dtype} {x.shape} cannot be divided by {num_parts} "
+                f"along axis {axis}"
+            )
+        return np.split(x, num_parts, axis)
+
+    leaves, treedef = optree.tree_flatten(batch)
+    axes = optree.tree_leaves(_batch_axes(batch))
+    parts = zip(*(split(x, axis) for x, axis in zip(leaves, axes, strict=True)), strict=True)
+    return [optree.tree_unflatten(treedef, part) for part in parts]
+
+
+def _batch_axes(batch: Any) -> Any:
+    def axes(node: Any) -> Any:
+        if not isinstance(node, Unroll):
+            return 0
+        fields = {
+            field: map_nest(
+                lambda _, axis=0 if field in _WITHOUT_TIME else 1: axis, getattr(node, field)
+            )
+            for field in Unroll._fields
+        }
+        return Unroll(**fields)
+
+    return optree.tree_map(axes, batch, is_leaf=lambda node: isinstance(node, Unroll))

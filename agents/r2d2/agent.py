@@ -261,7 +261,6 @@ class R2D2Agent(Agent):
             eta=self._eta,
             **self._loss_settings,
         )
-        self._update_statistics(unrolls.env_outputs.observation)
         loss = tf.reduce_mean(result.loss * batch.weights)
         metrics = {
             "r2d2/loss_unweighted": tf.reduce_mean(result.loss),
@@ -273,6 +272,9 @@ class R2D2Agent(Agent):
             ),
         }
         return LossOutputs(loss, metrics, result.priorities)
+
+    def update_statistics(self, batch: ReplayBatch) -> None:
+        self._update_statistics(batch.unrolls.env_outputs.observation)
 
     def after_training_step(self) -> None:
         """Copies the network to the target network, once in target_update_period calls."""

@@ -139,7 +139,6 @@ class VTraceAgent(Agent):
         outputs, _ = self._network(
             batch.prev_actions, batch.env_outputs, batch.agent_state, unroll=True, is_training=True
         )
-        self._update_statistics(batch.env_outputs.observation)
         result = losses.compute_loss(
             self._distribution,
             behaviour_policy_logits=batch.agent_outputs.policy_logits,
@@ -156,7 +155,10 @@ class VTraceAgent(Agent):
                 self._log_entropy_cost(), result.metrics["entropy"], self._target_entropy
             )
         metrics = {f"vtrace/{name}": value for name, value in result.metrics.items()}
-        return LossOutputs(loss, metrics, ())
+        return LossOutputs(loss, metrics, (), weight=result.num_used)
+
+    def update_statistics(self, batch: Unroll) -> None:
+        self._update_statistics(batch.env_outputs.observation)
 
     def _log_entropy_cost(self) -> tf.Tensor:
         return self._adjustment_speed * self._entropy_cost_parameter

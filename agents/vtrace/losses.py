@@ -20,6 +20,7 @@ class VTraceLoss(NamedTuple):
 
     loss: Any  # float32 scalar
     metrics: dict[str, Any]  # float32 scalars; no gradient flows through them
+    num_used: Any  # float32 scalar: over how many steps the loss's means are
 
 
 def compute_loss(
@@ -142,6 +143,7 @@ def compute_loss(
     return VTraceLoss(
         loss=tf.add_n(list(terms.values())),
         metrics={name: tf.stop_gradient(value) for name, value in metrics.items()},
+        num_used=tf.reduce_sum(used),
     )
 
 
