@@ -27,6 +27,7 @@ from seed_rl.inference_policies import InferencePolicies
 from seed_rl.prefetching import PrefetchingSink
 from seed_rl.profiling import StepProfiler
 from seed_rl.progress import FrameRate, ProgressReporter
+from seed_rl.saving import FILE_ERRORS, SaveError, Saver, describe
 from seed_rl.summaries import SummaryWriter
 from seed_rl.task_statistics import TaskStatistics
 from seed_rl.training import Trainer
@@ -114,7 +115,6 @@ class Learner:
         self._logdir = logdir
         self._total_frames = total_frames
         self._action_repeat = action_repeat
-        self._save_checkpoint_secs = save_checkpoint_secs
         self._log_secs = log_secs
         self._observation_specs, self._action_specs = observation_specs, action_specs
 
@@ -173,6 +173,7 @@ class Learner:
             output_signature=inference_output_specs(action_specs),
             max_batch_size=batch_size,
         )
+        self._saver = Saver(self._save_checkpoint, self._save_data, save_checkpoint_secs)
         self._summaries = SummaryWriter(logdir)
         self._frame_rate = FrameRate()
         self._interval = _Interval()
@@ -188,14 +189,19 @@ class Learner:
     def run(self, stop: threading.Event) -> None:
         """Trains until `total_frames` are reached or `stop` is set; saves a checkpoint either way.
 
+        What cannot be written meanwhile is a warning, and tried again.
+
         Raises:
-          whatever the loss, the environment's data or the file system make go wrong.
+          SaveError: the last checkpoint cannot be written.
+          UserError: the checkpoint is written, but the exported policy cannot be.
+          whatever the loss or the environment's data make go wrong.
         """
         self._server.start()
         logging.info("serving %s", ", ".join(self._server.addresses))
         self._summaries.operative_config()
         reporter = ProgressReporter(self._total_frames)
-        self._last_save = self._last_log = time.monotonic()
+        self._saver.start()
+        self._last_log = time.monotonic()
         resumed_finished = self.frames >= self._total_frames
         try:
             while not stop.is_set() and self.frames < self._total_frames:
@@ -207,9 +213,11 @@ class Learner:
             try:
                 reporter.close()
             finally:
-                self._close()
+                failure = self._close()
+        if failure is not None:
+            raise failure
         if not stop.is_set():
-            export_policy(self._agent, self._observation_specs, self._action_specs, self._logdir)
+            self._export()
 
     def _train_once(self) -> None:
         self._profiler.before_step(self._num_batches)
@@ -234,9 +242,7 @@ class Learner:
         if now - self._last_log >= self._log_secs:
             self._log(sink_metrics, now - self._last_log)
             self._last_log = now
-        if now - self._last_save >= self._save_checkpoint_secs:
-            self._save()
-            self._last_save = now
+        self._saver.save_if_due()
 
     def _log(self, sink_metrics: dict[str, float], seconds: float) -> None:
         frames = self.frames
@@ -261,6 +267,7 @@ class Learner:
                 "inference/weights_lag": self._policies.lag(self._trainer.num_steps),
                 "training/steps": self._trainer.num_steps,
                 "training/skipped_steps": self._trainer.num_skipped,
+                "training/failed_saves": self._saver.num_failed + self._summaries.num_failed,
             },
             frames,
         )
@@ -289,10 +296,20 @@ class Learner:
             )
         return resumed
 
-    def _save(self) -> None:
-        path = self._checkpoints.save(self.frames, self._trainer.num_steps)
+    def _save_checkpoint(self) -> str:
+        return self._checkpoints.save(self.frames, self._trainer.num_steps)
+
+    def _save_data(self) -> None:
         self._sink.save(self._logdir)
-        logging.info("saved checkpoint %s", path)
+
+    def _export(self) -> None:
+        try:
+            export_policy(self._agent, self._observation_specs, self._action_specs, self._logdir)
+        except FILE_ERRORS as error:
+            raise UserError(
+                f"training is finished and saved, but the policy could not be exported: "
+                f"{describe(error)}. Once there is room, --run_mode=export writes it"
+            ) from error
 
     def _say_farewell(self, stop: threading.Event, resumed_finished: bool) -> None:
         """Lets actors hear that training is finished, so that they end and do not reconnect."""
@@ -316,13 +333,15 @@ class Learner:
         ):
             self._sink.next_batch(0.05)
 
-    def _close(self) -> None:
+    def _close(self) -> SaveError | None:
+        """Ends everything; returns what was in the way of the last checkpoint."""
         self._profiler.close()
         self._sink.close()
         self._server.shutdown()
-        self._save()
+        failure = self._saver.save()
         self._log(self._sink.metrics(), max(1e-3, time.monotonic() - self._last_log))
         self._summaries.close()
+        return failure
 
 
 class _Interval:
