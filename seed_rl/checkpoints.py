@@ -1,6 +1,8 @@
 """Saving and resuming a learner."""
 
+import contextlib
 import pathlib
+import shutil
 from typing import Any
 
 import tensorflow as tf
@@ -50,10 +52,43 @@ class Checkpoints:
         )
 
     def save(self, frames: int, training_steps: int) -> str:
-        """Saves everything; returns the checkpoint's path."""
+        """Saves everything; returns the checkpoint's path.
+
+        The checkpoint bears the number of training steps. Where that is taken it bears the next
+        that is free: one that is good is never written over, so that whenever the process is killed
+        there is a good one.
+
+        Raises:
+          OSError, tf.errors.OpError: it cannot be written; those before are as they were.
+        """
+        self._remove_torn()
         self.frames.assign(frames)
         self.training_steps.assign(training_steps)
-        return self._manager.save(checkpoint_number=training_steps)
+        number = training_steps
+        while self._path(number, ".index").exists():
+            number += 1
+        try:
+            return self._manager.save(checkpoint_number=number)
+        except BaseException:
+            self._remove_torn()
+            raise
+
+    def _path(self, number: int, suffix: str = "") -> pathlib.Path:
+        return pathlib.Path(self._directory) / f"ckpt-{number}{suffix}"
+
+    def _remove_torn(self) -> None:
+        """Removes what a save left that was killed or had no room: it takes room for nothing.
+
+        For the learner alone, which is the only one that saves: what looks torn to another process
+        may be in the making.
+        """
+        directory = pathlib.Path(self._directory)
+        with contextlib.suppress(OSError):  # the save will say what is wrong
+            for path in directory.glob("ckpt-*_temp"):
+                shutil.rmtree(path, ignore_errors=True)
+            for path in directory.glob("ckpt-*.data-*"):
+                if not path.with_name(path.name.partition(".data-")[0] + ".index").exists():
+                    path.unlink()
 
     def restore_latest(self) -> bool:
         """Restores the newest checkpoint that can be read; returns whether there is one.
@@ -63,7 +98,7 @@ class Checkpoints:
         Raises:
           CheckpointError: there are checkpoints and none of them can be restored.
         """
-        candidates = list(reversed(self._manager.checkpoints)) or self._unlisted()
+        candidates = self._newest_first()
         problems = []
         for path in candidates:
             try:
@@ -84,12 +119,23 @@ class Checkpoints:
             )
         return False
 
-    def _unlisted(self) -> list[str]:
-        """Finds checkpoints, the newest first, where the file that lists them is lost."""
-        paths = pathlib.Path(self._directory).glob("ckpt-*.index")
-        numbers = [p.stem.removeprefix("ckpt-") for p in paths]
-        newest_first = sorted((int(n) for n in numbers if n.isdigit()), reverse=True)
-        return [str(pathlib.Path(self._directory) / f"ckpt-{n}") for n in newest_first]
+    def _newest_first(self) -> list[str]:
+        """The checkpoints that are listed, and before them newer ones.
+
+        A checkpoint is not in the list if the process was killed before it wrote that, and none is
+        where the list is lost.
+        """
+        listed = list(reversed(self._manager.checkpoints))
+        newest_listed = _number(pathlib.Path(listed[0]).name) if listed else -1
+        names = [p.stem for p in pathlib.Path(self._directory).glob("ckpt-*.index")]
+        unlisted = sorted((n for n in map(_number, names) if n > newest_listed), reverse=True)
+        return [path for n in unlisted if (path := str(self._path(n))) not in listed] + listed
+
+
+def _number(name: str) -> int:
+    """The number of a checkpoint's name, -1 if it is none."""
+    number = name.removeprefix("ckpt-")
+    return int(number) if number.isdigit() else -1
 
 
 def _remove_damaged_listing(directory: str) -> None:
