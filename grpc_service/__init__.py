@@ -22,6 +22,7 @@ from seed_rl.grpc_service.errors import AuthenticationError as AuthenticationErr
 from seed_rl.grpc_service.errors import CallTimeoutError as CallTimeoutError
 from seed_rl.grpc_service.errors import CancelledError as CancelledError
 from seed_rl.grpc_service.errors import CredentialsError as CredentialsError
+from seed_rl.grpc_service.errors import EnvironmentsInUseError as EnvironmentsInUseError
 from seed_rl.grpc_service.errors import MessageTooLargeError as MessageTooLargeError
 from seed_rl.grpc_service.errors import ProtocolError as ProtocolError
 from seed_rl.grpc_service.errors import RemoteFunctionError as RemoteFunctionError

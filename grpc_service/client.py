@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -18,6 +19,7 @@ from google.protobuf.message import DecodeError
 from seed_rl.grpc_service import addresses, codec, errors, framing, protocol
 from seed_rl.grpc_service import credentials as credentials_lib
 from seed_rl.grpc_service import service_pb2 as pb
+from seed_rl.grpc_service.claims import Claim
 from seed_rl.grpc_service.credentials import NO_CREDENTIALS, Credentials
 from seed_rl.grpc_service.signature import Signature, fits, to_array
 from seed_rl.grpc_service.specs import TensorSpec, describe
@@ -62,6 +64,11 @@ class Client:
       call_timeout: seconds to wait for an answer; None: as long as the server lives.
         Costs some speed.
       max_message_bytes: largest request and largest answer; the server has a limit of its own.
+      environments: numbers of the environments that this client alone is to have, in order and
+        without gaps, as long as it is connected; None: none.
+      client_id: what the client calls itself. One that connects anew under the same name takes its
+        environments over from its earlier connection, which the server may not know to be dead.
+      keepalive_seconds: a server that is gone without a word is noticed after twice as long.
       credentials: the authorities to believe, this client's certificate, and the token to show.
       insecure: connect beyond this machine although the connection is not encrypted, or although
         no token is shown.
@@ -74,6 +81,8 @@ class Client:
 
     Raises:
       AddressError: the address is not one, or is not protected and needs `insecure`.
+      SignatureError: the server has fewer environments.
+      EnvironmentsInUseError: another client has some of the environments.
       AuthenticationError: the server refuses the token, or its certificate is not believed.
       UnavailableError: no server came up in time.
       ProtocolError: the server speaks another version or another protocol.
@@ -86,6 +95,9 @@ class Client:
         connect_timeout: float = 60.0,
         call_timeout: float | None = None,
         max_message_bytes: int = protocol.DEFAULT_MAX_MESSAGE_BYTES,
+        environments: range | None = None,
+        client_id: str | None = None,
+        keepalive_seconds: float = protocol.DEFAULT_KEEPALIVE_SECONDS,
         credentials: Credentials = NO_CREDENTIALS,
         insecure: bool = False,
     ):
@@ -97,7 +109,13 @@ class Client:
             )
         self.address = address
         token = credentials_lib.token_metadata(credentials)
-        channel = _open_channel(parsed, max_message_bytes, None if parsed.path else tls)
+        claim: tuple[tuple[str, str], ...] = ()
+        if environments is not None:
+            name = client_id or uuid.uuid4().hex
+            claim = Claim(environments.start, len(environments), name).metadata()
+        channel = _open_channel(
+            parsed, max_message_bytes, keepalive_seconds, None if parsed.path else tls
+        )
         try:
             handshake = _shake_hands(channel, parsed, connect_timeout, token)
             methods = [
@@ -122,16 +140,33 @@ class Client:
             (
                 (protocol.SERVER_ID_KEY, handshake.server_id),
                 (protocol.MAX_MESSAGE_BYTES_KEY, str(max_message_bytes)),
+                *claim,
                 *token,
             ),
             reader_thread=call_timeout is not None,
         )
         self._close = weakref.finalize(self, self._connection.close)
+        try:
+            self._connection.wait_until_accepted()
+        except BaseException:
+            self._close()
+            raise
 
     def close(self) -> None:
         """Ends the connection; calls that wait in other threads get a CancelledError."""
         if os.getpid() == self._pid:
             self._close()
+
+    def check(self, name: str, *args: Any) -> None:
+        """Raises what a call of a function with these arguments would raise before it is sent.
+
+        Raises:
+          UnknownFunctionError: the server has no such function.
+          SignatureError: the arguments do not fit; the message names the one.
+        """
+        if name not in self._methods:
+            raise self._unknown(name)
+        self._methods[name].encode(args)
 
     def __enter__(self) -> "Client":
         return self
@@ -146,10 +181,7 @@ class Client:
         if name not in methods:
             if name.startswith("_"):
                 raise AttributeError(name)
-            known = ", ".join(sorted(methods)) or "none at all"
-            raise errors.UnknownFunctionError(
-                f"the server at {self.address} has no function {name!r}; it has: {known}"
-            )
+            raise self._unknown(name)
         method = methods[name]
 
         def call(*args: Any) -> Any:
@@ -162,6 +194,12 @@ class Client:
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._methods]
+
+    def _unknown(self, name: str) -> errors.UnknownFunctionError:
+        known = ", ".join(sorted(self._methods)) or "none at all"
+        return errors.UnknownFunctionError(
+            f"the server at {self.address} has no function {name!r}; it has: {known}"
+        )
 
     def _call(self, method: "_Method", args: tuple[Any, ...]) -> Any:
         if os.getpid() != self._pid:
@@ -346,8 +384,22 @@ class _Connection:
         self._condition = threading.Condition()
         self._pending: dict[int, _PendingCall] = {}
         self._is_read = reader_thread
+        self._reader_thread = reader_thread
         self._failure: errors.RpcError | None = None  # of every call from now on
-        if reader_thread:
+
+    def wait_until_accepted(self) -> None:
+        """Returns when the server has taken the stream; to be called once, before any call.
+
+        A server that is gone without a word is noticed by keep-alive.
+
+        Raises:
+          RpcError: one of its subclasses: the server refuses the stream, or is gone.
+        """
+        if protocol.ACCEPTED_KEY not in dict(self._stream.initial_metadata() or ()):
+            self._read_one()  # what comes instead is the reason
+            with self._condition:
+                raise self._failure or errors.ProtocolError("the server did not take the stream")
+        if self._reader_thread:
             threading.Thread(target=self._read_all, name="grpc_service client", daemon=True).start()
 
     def new_call_id(self) -> int:
@@ -445,9 +497,13 @@ class _Connection:
 
 
 def _open_channel(
-    address: addresses.Address, max_message_bytes: int, tls: grpc.ChannelCredentials | None
+    address: addresses.Address,
+    max_message_bytes: int,
+    keepalive_seconds: float,
+    tls: grpc.ChannelCredentials | None,
 ) -> grpc.Channel:
     options = [
+        *protocol.keepalive_options(keepalive_seconds),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),  # checked where only one caller is harmed
         # A server that comes up is to be noticed soon.
@@ -558,6 +614,10 @@ def _stream_error(error: Any, prefix: str = "") -> errors.RpcError:
         return errors.ProtocolError(f"{prefix}{details}")
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
         return errors.MessageTooLargeError(f"{prefix}{details}")
+    if code == grpc.StatusCode.ALREADY_EXISTS:
+        return errors.EnvironmentsInUseError(f"{prefix}{details}")
+    if code == grpc.StatusCode.OUT_OF_RANGE:
+        return errors.SignatureError(f"{prefix}{details}")
     if code == grpc.StatusCode.UNAUTHENTICATED:
         return errors.AuthenticationError(f"{prefix}{details}")
     if code == grpc.StatusCode.CANCELLED:

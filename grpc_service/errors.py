@@ -37,6 +37,10 @@ class SignatureError(RpcError):
     """Values (or specs) do not fit a function's signature: structure, dtype, shape or rows."""
 
 
+class EnvironmentsInUseError(RpcError):
+    """Another client, which is alive as far as the server knows, has the environments."""
+
+
 class ProtocolError(RpcError):
     """The other side speaks another protocol version, or not this protocol at all."""
 

@@ -16,7 +16,9 @@ from seed_rl.grpc_service.specs import describe
 DEFAULT_MAX_BATCH_SIZE = 64
 
 # Bound functions appear as methods of a client, beside these.
-RESERVED_NAMES = frozenset({"address", "close", "functions", "metadata", "num_environments"})
+RESERVED_NAMES = frozenset(
+    {"address", "check", "close", "functions", "metadata", "num_environments"}
+)
 
 
 @dataclasses.dataclass(frozen=True)

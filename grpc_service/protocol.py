@@ -5,7 +5,7 @@ from typing import Any
 from seed_rl.grpc_service import errors
 from seed_rl.grpc_service import service_pb2 as pb
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 SERVICE = "seed_rl.grpc_service.Service"
 HANDSHAKE = "Handshake"
@@ -17,6 +17,12 @@ CALL_METHOD = f"/{SERVICE}/{CALL}"
 # client can take.
 SERVER_ID_KEY = "seed-rl-server-id"
 MAX_MESSAGE_BYTES_KEY = "seed-rl-max-message-bytes"
+# Initial metadata with which the server says that it has taken the stream.
+ACCEPTED_KEY = "seed-rl-accepted"
+
+# Seconds of silence after which a side asks whether the other one lives, and seconds that it waits
+# for the answer: a connection that is dead without a word is noticed after twice as long.
+DEFAULT_KEEPALIVE_SECONDS = 10.0
 
 DEFAULT_MAX_MESSAGE_BYTES = 128 * 1024 * 1024
 
@@ -30,6 +36,20 @@ _ERROR_OF_KIND: dict[int, type[errors.RpcError]] = {
 _KIND_OF_ERROR: dict[type[BaseException], Any] = {
     error: kind for kind, error in _ERROR_OF_KIND.items()
 }
+
+
+def keepalive_options(seconds: float) -> list[tuple[str, int]]:
+    """gRPC's options of a channel or a server; see DEFAULT_KEEPALIVE_SECONDS."""
+    milliseconds = max(1, round(1000 * seconds))
+    return [
+        ("grpc.keepalive_time_ms", milliseconds),
+        ("grpc.keepalive_timeout_ms", milliseconds),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # An actor may step for minutes between two calls: silence is no reason to ask less often,
+        # nor is being asked often a reason to hang up.
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
 
 
 def error_to_proto(error: BaseException) -> pb.Error:

@@ -19,19 +19,26 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from seed_rl.grpc_service import addresses as addresses_lib
+from seed_rl.grpc_service import claims as claims_lib
 from seed_rl.grpc_service import codec, errors, framing, protocol
 from seed_rl.grpc_service import credentials as credentials_lib
 from seed_rl.grpc_service import service_pb2 as pb
 from seed_rl.grpc_service.batching import Batch, BatchQueue, Call, CallQueue, FunctionStatistics
+from seed_rl.grpc_service.claims import Claims
 from seed_rl.grpc_service.credentials import NO_CREDENTIALS, Credentials
 from seed_rl.grpc_service.functions import BoundFunction, make_bound_function
 
 _LOGGER = logging.getLogger(__name__)
 
 _MAX_FRAMES = 1024  # remembered of one function
-_MAX_STREAMS_OF_CONNECTION = 16  # a client of this package has two at most
 
 _GOING_DOWN = "the server is shutting down"
+
+_REFUSAL_CODES: dict[type[errors.RpcError], grpc.StatusCode] = {
+    errors.EnvironmentsInUseError: grpc.StatusCode.ALREADY_EXISTS,
+    errors.SignatureError: grpc.StatusCode.OUT_OF_RANGE,
+    errors.ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+}
 
 # A call whose answer is ready: the call, and the serialized answer.
 _Answer = tuple[Call, bytes]
@@ -58,6 +65,7 @@ class Server:
       max_message_bytes: largest request and largest answer.
       max_calls_in_flight: per client; the server reads no further calls of a client before it has
         answered some of these.
+      keepalive_seconds: a client that is gone without a word is noticed after twice as long.
       credentials: this server's certificate, and the token that clients must show.
       insecure: listen beyond this machine although the connection is not encrypted, or although
         whoever reaches it may call.
@@ -75,6 +83,7 @@ class Server:
         metadata: Mapping[str, str] | None = None,
         max_message_bytes: int = protocol.DEFAULT_MAX_MESSAGE_BYTES,
         max_calls_in_flight: int = 64,
+        keepalive_seconds: float = protocol.DEFAULT_KEEPALIVE_SECONDS,
         credentials: Credentials = NO_CREDENTIALS,
         insecure: bool = False,
     ):
@@ -100,6 +109,7 @@ class Server:
         self._metadata = dict(metadata or {})
         self._max_message_bytes = max_message_bytes
         self._max_calls_in_flight = max_calls_in_flight
+        self._keepalive_seconds = keepalive_seconds
         self._functions: dict[str, BoundFunction] = {}
         self._services: list[_FunctionService] = []
         self._state_lock = threading.Lock()
@@ -220,7 +230,11 @@ class Server:
             max_message_bytes=self._max_message_bytes,
         )
         self._transport = _Transport(
-            handshake, self._services, self._max_calls_in_flight, self._token
+            handshake,
+            self._services,
+            self._max_calls_in_flight,
+            self._keepalive_seconds,
+            self._token,
         )
         for index, address in enumerate(self._parsed):
             self.addresses[index] = self._listen(self._transport.server, address)
@@ -383,6 +397,7 @@ class _Stream:
         self._answers: collections.deque[bytes] = collections.deque()
         self._num_in_flight = 0
         self._room = asyncio.Event()
+        self.displaced = asyncio.Event()  # its client has opened another one
         self._has_answers = asyncio.Event()
 
     def open_call(self, call_id: int) -> None:
@@ -441,19 +456,21 @@ class _Transport:
         handshake: pb.HandshakeResponse,
         services: Sequence[_FunctionService],
         max_calls_in_flight: int,
+        keepalive_seconds: float,
         token: str,
     ):
         self._handshake = handshake
         self._services = services
         self._max_calls_in_flight = max_calls_in_flight
+        self._claims = Claims(handshake.num_environments)
         self._stopping = asyncio.Event()
         self.server = grpc.aio.server(
             interceptors=[credentials_lib.RequireToken(token)] if token else [],
             options=[
                 ("grpc.max_receive_message_length", handshake.max_message_bytes),
                 ("grpc.max_send_message_length", -1),  # checked where the caller can be told
-                ("grpc.max_concurrent_streams", _MAX_STREAMS_OF_CONNECTION),
                 ("grpc.so_reuseport", 0),  # else a second server could share a taken port
+                *protocol.keepalive_options(keepalive_seconds),
             ],
         )
         handlers = {
@@ -494,12 +511,33 @@ class _Transport:
         limit = metadata.get(protocol.MAX_MESSAGE_BYTES_KEY, "")
         max_bytes = int(limit) if limit.isdecimal() else self._handshake.max_message_bytes
         stream = _Stream(context, self._max_calls_in_flight, max_bytes)
+        try:
+            await self._admit(stream, metadata, context)
+            await self._serve(stream, context)
+        finally:
+            self._claims.release(stream)
+
+    async def _admit(self, stream: _Stream, metadata: Mapping[str, Any], context: Any) -> None:
+        """Gives the stream what it claims, and tells the client; or ends it."""
+        try:
+            claim = claims_lib.read_claim(metadata)
+            if claim is not None:
+                for displaced in self._claims.take(claim, stream, context.peer()):
+                    displaced.displaced.set()
+        except errors.RpcError as error:
+            _LOGGER.info("refused %s: %s", claims_lib.peer_name(context.peer()), error)
+            await context.abort(_REFUSAL_CODES[type(error)], str(error))
+        await context.send_initial_metadata(((protocol.ACCEPTED_KEY, "1"),))
+
+    async def _serve(self, stream: _Stream, context: Any) -> None:
+        """Until the client has no more calls, or the stream is to end."""
         tasks = [
             asyncio.ensure_future(stream.write_answers()),
             asyncio.ensure_future(self._take_calls(stream, context)),
             asyncio.ensure_future(self._stopping.wait()),
+            asyncio.ensure_future(stream.displaced.wait()),
         ]
-        writing, taking, stopping = tasks
+        writing, taking, stopping, displaced = tasks
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if stopping.done():
@@ -508,6 +546,8 @@ class _Transport:
                 tasks.append(asyncio.ensure_future(stream.wait_for_all()))
                 await asyncio.wait((writing, tasks[-1]), return_when=asyncio.FIRST_COMPLETED)
                 await context.abort(grpc.StatusCode.UNAVAILABLE, _GOING_DOWN)
+            if displaced.done():
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the client has connected anew")
             if taking.done() and (error := taking.result()) is not None:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:

@@ -7,21 +7,29 @@ from typing import Any
 
 import gin
 import numpy as np
+import optree
 from absl import logging
 
+from seed_rl.agent_specs import agent_action_specs, agent_observation_specs
 from seed_rl.environment import EnvironmentBatch, Rows
 from seed_rl.grpc_service import (
     NO_CREDENTIALS,
     CancelledError,
     Client,
     Credentials,
+    EnvironmentsInUseError,
     RemoteFunctionError,
     SignatureError,
     UnavailableError,
 )
 from seed_rl.nests import map_nest
+from seed_rl.structures import EnvOutput
 from seed_rl.user_error import UserError
 from seed_rl.watchdog import Watchdog
+
+# Seconds between two attempts to reach the learner: each twice the one before, until it answers.
+_FIRST_DELAY = 0.1
+_LONGEST_DELAY = 10.0
 
 
 class LearnerLostError(UserError):
@@ -47,6 +55,8 @@ class Actor:
         first_env_id: int,
         server_address: str,
         reconnect_secs: float = 600.0,
+        takeover_secs: float = 30.0,
+        keepalive_secs: float = 10.0,
         max_env_seconds: float = 600.0,
         insecure: bool = False,
         credentials: Credentials = NO_CREDENTIALS,
@@ -56,6 +66,9 @@ class Actor:
         first_env_id: int.
         server_address: 'unix:/path' or 'host:port' of the learner.
         reconnect_secs: seconds to wait for a learner, at the start and whenever it goes away.
+        takeover_secs: seconds to wait for environments that another actor has. One that has died
+          without a word has them until the learner notices, which takes it twice its keep-alive.
+        keepalive_secs: a learner that is gone without a word is noticed after twice as long.
         max_env_seconds: seconds that resetting or stepping the environments may take; then they
           hang, and the process ends with exit code 3, to be started again. 0: no limit.
         insecure: allow an address beyond this machine without encryption or token.
@@ -67,6 +80,9 @@ class Actor:
         )
         self._server_address = server_address
         self._reconnect_secs = reconnect_secs
+        self._takeover_secs = takeover_secs
+        self._keepalive_secs = keepalive_secs
+        self._client_id = secrets.token_hex(16)
         last_env_id = first_env_id + environments.num_envs - 1
         self._watchdog = Watchdog(
             max_env_seconds, f"the environments {first_env_id} to {last_env_id}"
@@ -79,21 +95,17 @@ class Actor:
 
         Raises:
           LearnerLostError: no learner for `reconnect_secs`.
-          SignatureError: the learner was made for other environments.
+          EnvironmentsInUseError: another actor has had these environments for `takeover_secs`.
+          SignatureError: the learner was made for other environments, or for fewer.
           AuthenticationError: the learner refuses the token, or its certificate is not believed.
         """
-        self._last_answer = time.monotonic()
-        delay = 0.1
+        self._last_answer = self._last_free = time.monotonic()
+        self._delay = _FIRST_DELAY
         while not should_stop():
             try:
-                with Client(
-                    self._server_address,
-                    connect_timeout=5.0,
-                    credentials=self._credentials,
-                    insecure=self._insecure,
-                ) as client:
-                    self._check(client)
-                    delay = 0.1
+                with self._connect() as client:
+                    self._last_free = time.monotonic()
+                    self._check_environment(client)
                     self._act(client, should_stop)
             except RemoteFunctionError as error:
                 if error.exception_type == "TrainingFinished":
@@ -103,6 +115,9 @@ class Actor:
                     raise
             except (UnavailableError, CancelledError) as error:
                 logging.info("no learner at %s: %s", self._server_address, error)
+                self._last_free = time.monotonic()
+            except EnvironmentsInUseError as error:
+                self._wait_for_takeover(error)
             if time.monotonic() - self._last_answer > self._reconnect_secs:
                 raise LearnerLostError(
                     f"no learner answered at {self._server_address} for "
@@ -110,17 +125,83 @@ class Actor:
                     "--server_address?"
                 )
             # Jitter, so that hundreds of actors do not all come back in the same moment.
-            _pause(delay * (0.5 + secrets.randbelow(1000) / 1000), should_stop)
-            delay = min(2 * delay, 10.0)
+            _pause(self._delay * (0.5 + secrets.randbelow(1000) / 1000), should_stop)
+            self._delay = min(2 * self._delay, _LONGEST_DELAY)
 
-    def _check(self, client: Client) -> None:
-        last = int(self._env_ids[-1])
-        if last >= client.num_environments:
-            raise SignatureError(
-                f"this actor's environments are {int(self._env_ids[0])} to {last}, but the learner "
-                f"has --num_envs={client.num_environments}; start the learner with more or the "
-                "actor with a lower --task or --env_batch_size"
+    def _connect(self) -> Client:
+        try:
+            return Client(
+                self._server_address,
+                connect_timeout=5.0,
+                environments=range(int(self._env_ids[0]), int(self._env_ids[-1]) + 1),
+                client_id=self._client_id,
+                keepalive_seconds=self._keepalive_secs,
+                credentials=self._credentials,
+                insecure=self._insecure,
             )
+        except SignatureError as error:
+            raise SignatureError(
+                f"{error}; start the learner with a higher --num_envs, or this actor with a lower "
+                "--task or --env_batch_size"
+            ) from error
+
+    def _wait_for_takeover(self, error: EnvironmentsInUseError) -> None:
+        """Logs that another actor has the environments; raises when it had them for too long."""
+        if time.monotonic() - self._last_free > self._takeover_secs:
+            raise EnvironmentsInUseError(
+                f"{error}. Every actor needs a --task of its own: give this one another, or end "
+                "the other one"
+            ) from error
+        logging.info(
+            "the learner says: %s. If that one is dead, the learner will notice; waiting", error
+        )
+        self._last_answer = time.monotonic()
+
+    def _check_environment(self, client: Client) -> None:
+        """Refuses a learner that was made for another environment, before a step is taken.
+
+        Raises:
+          SignatureError: observations or actions differ.
+        """
+        self._check_actions(client.functions["inference"].output_signature)
+        num_envs = self._env_ids.size
+
+        def rows(spec: Any) -> np.ndarray:
+            return np.broadcast_to(np.zeros((), spec.dtype), (num_envs, *spec.shape))
+
+        floats, flags = np.zeros(num_envs, np.float32), np.zeros(num_envs, np.bool_)
+        env_outputs = EnvOutput(
+            reward=floats,
+            done=flags,
+            observation=map_nest(
+                rows, agent_observation_specs(self._environments.observation_space)
+            ),
+            abandoned=flags,
+            episode_step=np.zeros(num_envs, np.int32),
+        )
+        run_ids = np.zeros(num_envs, np.int64)
+        try:
+            client.check("inference", self._env_ids, run_ids, env_outputs, floats)
+        except SignatureError as error:
+            raise self._wrong_environment(error) from error
+
+    def _check_actions(self, output_signature: Any) -> None:
+        learners = optree.tree_leaves(output_signature)
+        own = optree.tree_leaves(agent_action_specs(self._environments.action_space))
+        # By their names, games that know different numbers of actions can be told apart.
+        named = all(spec.name for spec in learners)
+        expected = [_describe(spec, spec.shape[1:], named) for spec in learners]
+        got = [_describe(spec, spec.shape, named) for spec in own]
+        if expected != got:
+            raise self._wrong_environment(
+                f"its actions are {', '.join(expected)}; this actor's are {', '.join(got)}"
+            )
+
+    def _wrong_environment(self, why: Any) -> SignatureError:
+        return SignatureError(
+            f"the learner was made for another environment ({why}); give this actor the learner's "
+            "--gin_config and --gin_bindings, or another --server_address"
+        )
 
     def _act(self, client: Client, should_stop: Callable[[], bool]) -> None:
         run_ids = np.array(
@@ -149,12 +230,15 @@ class Actor:
                 rows.raw_rewards,
             )
         except SignatureError as error:
-            raise SignatureError(
-                f"the learner was made for another environment ({error}); give this actor the "
-                "learner's --gin_config and --gin_bindings, or another --server_address"
-            ) from error
+            raise self._wrong_environment(error) from error
+        self._delay = _FIRST_DELAY
         self._last_answer = time.monotonic()
         return actions
+
+
+def _describe(spec: Any, shape: Any, named: bool) -> str:
+    words = f"{spec.dtype}{list(shape)}"
+    return f"{words} ({spec.name})" if named else words
 
 
 def _pause(seconds: float, should_stop: Callable[[], bool]) -> None:

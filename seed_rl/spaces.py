@@ -75,6 +75,9 @@ def _is_numeric(dtype: np.dtype) -> bool:
 def action_specs(space: gymnasium.Space) -> Any:
     """Returns the nest of `ArraySpec` that an agent's actions for `space` make.
 
+    Their names say what the actions are, so that two games whose actions have one shape and dtype
+    can be told apart.
+
     Raises:
         UnsupportedSpaceError: `space` holds something else than ACTIONS.
     """
@@ -83,9 +86,19 @@ def action_specs(space: gymnasium.Space) -> Any:
         if isinstance(canonical, spaces.Tuple):
             return tuple(specs(s, f"{name}/{i}") for i, s in enumerate(canonical.spaces))
         assert canonical.shape is not None
+        name = f"{name}, {_choices(canonical)}"
         return ArraySpec(tuple(canonical.shape), np.dtype(canonical.dtype), name)
 
     return specs(canonical_action_space(space), "action")
+
+
+def _choices(canonical: gymnasium.Space) -> str:
+    # Not as gymnasium words it, which may change from one of its versions to the next.
+    if isinstance(canonical, spaces.Discrete):
+        return f"one of {int(canonical.n)}"
+    if isinstance(canonical, spaces.MultiDiscrete):
+        return f"of {np.asarray(canonical.nvec).tolist()} choices"
+    return "from -1 to 1"
 
 
 def canonical_action_space(space: gymnasium.Space) -> gymnasium.Space:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 import types
 
 import gymnasium
@@ -13,6 +14,7 @@ from seed_rl import actor as actor_module
 from seed_rl.actor import Actor, LearnerLostError
 from seed_rl.environment import make_environment_batch
 from seed_rl.grpc_service import (
+    EnvironmentsInUseError,
     RemoteFunctionError,
     Server,
     SignatureError,
@@ -23,6 +25,25 @@ from seed_rl.inference import TrainingFinished, inference_input_specs, inference
 from seed_rl.unroll_queue import QueueClosedError
 
 SOON = 30.0  # seconds; how long a test waits for what happens at once
+
+
+DYING_ACTOR = """
+import sys, numpy as np
+from seed_rl.grpc_service import Client
+from seed_rl.structures import EnvOutput
+client = Client(sys.argv[1], environments=range(5, 7))
+zeros, flags = np.zeros(2, np.float32), np.zeros(2, bool)
+env_outputs = EnvOutput(zeros, flags, np.zeros((2, 2), np.float32), flags, np.zeros(2, np.int32))
+while True:
+    client.inference(np.array([5, 6], np.int32), np.array([1, 1]), env_outputs, zeros)
+"""
+
+
+def wait_until(condition):
+    end = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
 
 
 class Scripted(gymnasium.Env):
@@ -56,19 +77,23 @@ class Scripted(gymnasium.Env):
 
 
 class Learner:
-    """Serves `inference`: keeps the calls, answers 10 · (number of the call) + row.
+    """Serves `inference`: keeps the calls, answers 10 · (number of the call) + row, modulo 100.
 
     After `num_calls` it raises `last`; it sets `done` before.
     """
 
-    def __init__(self, address, num_calls, last, num_environments=100, observation=(2,)):
+    def __init__(
+        self, address, num_calls, last, num_environments=100, observation=(2,), action="", **kwargs
+    ):
         self.calls, self.done = [], threading.Event()
         self._num_calls, self._last = num_calls, last
-        self.server = Server([address], num_environments=num_environments, max_batch_wait=0.0)
+        self.server = Server(
+            [address], num_environments=num_environments, max_batch_wait=0.0, **kwargs
+        )
         self.server.bind(
             self.inference,
             input_signature=inference_input_specs(TensorSpec(observation, np.float32)),
-            output_signature=inference_output_specs(TensorSpec((), np.int32)),
+            output_signature=inference_output_specs(TensorSpec((), np.int32, action)),
         )
 
     def inference(self, env_ids, run_ids, env_outputs, raw_rewards):
@@ -77,7 +102,7 @@ class Learner:
             raise self._last
         values = (env_ids, run_ids, *env_outputs, raw_rewards)
         self.calls.append([np.array(value) for value in values])
-        return (10 * (len(self.calls) - 1) + np.arange(len(env_ids))).astype(np.int32)
+        return ((10 * (len(self.calls) - 1) + np.arange(len(env_ids))) % 100).astype(np.int32)
 
     def column(self, index):
         return [call[index].tolist() for call in self.calls]
@@ -255,19 +280,82 @@ def test_too_many_environments_are_a_clear_error(address, make_actor):
     learner = Learner(address, 1, TrainingFinished("enough"), num_environments=4)
     with learner.server:
         learner.server.start()
-        with pytest.raises(SignatureError, match=r"are 2 to 4, but the learner has --num_envs=4"):
+        with pytest.raises(
+            SignatureError, match=r"environments 2 to 4 were .* has 4, 0 to 3; .*--num_envs"
+        ):
             actor.run()
     assert not learner.calls
 
 
 def test_a_learner_made_for_other_observations_is_a_clear_error(address, make_actor):
-    actor, _ = make_actor()
+    actor, log = make_actor()
     learner = Learner(address, 1, TrainingFinished("enough"), observation=(3,))
     with learner.server:
         learner.server.start()
         with pytest.raises(SignatureError, match=r"another environment.*observation.*--gin_config"):
             actor.run()
     assert not learner.calls
+    assert log == []  # not even a reset
+
+
+@pytest.mark.parametrize(
+    ("learners", "right"), [("action, one of 100", True), ("action, one of 18", False)]
+)
+def test_a_learner_made_for_other_actions_is_a_clear_error(address, make_actor, learners, right):
+    actor, _ = make_actor()
+    learner = Learner(address, 1, TrainingFinished("enough"), action=learners)
+    with learner.server:
+        learner.server.start()
+        if right:
+            actor.run()
+        else:
+            with pytest.raises(SignatureError, match=r"one of 18.* actor's are .*one of 100"):
+                actor.run()
+    assert len(learner.calls) == right
+
+
+def test_a_second_actor_with_the_same_environments_is_refused(address, make_actor):
+    """And the first notices nothing; one with others joins it."""
+    first, _ = make_actor(num_envs=2, first_env_id=4)
+    second, log = make_actor(num_envs=3, first_env_id=2, takeover_secs=0.3)
+    other, _ = make_actor(num_envs=2, first_env_id=6)
+    learner = Learner(address, 10**9, TrainingFinished("never"))
+    stop = threading.Event()
+    with learner.server:
+        learner.server.start()
+        thread = threading.Thread(target=first.run, args=(stop.is_set,))
+        thread.start()
+        wait_until(lambda: learner.calls)
+        with pytest.raises(
+            EnvironmentsInUseError,
+            match=r"environments 2 to 4 .* 4 to 5 are in use .* this machine .*--task",
+        ):
+            second.run()
+        assert log == []
+        other.run(lambda: any(6 in call[0] for call in learner.calls))
+        num_calls = len(learner.calls)
+        wait_until(lambda: len(learner.calls) > num_calls + 5)
+        stop.set()
+        thread.join(SOON)
+    assert not thread.is_alive()
+    runs = {run for call in learner.calls for env, run in zip(*call[:2], strict=True) if env == 4}
+    assert len(runs) == 1
+
+
+def test_a_new_actor_has_the_environments_of_one_that_died(address, make_actor):
+    """Killed in the midst of a call: its successor, a process of its own, takes over."""
+    learner = Learner(address, 10**9, TrainingFinished("never"))
+    with learner.server:
+        learner.server.start()
+        process = subprocess.Popen([sys.executable, "-c", DYING_ACTOR, address])
+        wait_until(lambda: len(learner.calls) > 3)
+        process.kill()
+        process.wait()
+        dead = len(learner.calls)
+        actor, _ = make_actor(num_envs=2, first_env_id=5)
+        actor.run(lambda: len(learner.calls) > dead + 3)
+    assert learner.column(0)[-1] == [5, 6]
+    assert learner.column(1)[-1] != learner.column(1)[0]
 
 
 def test_it_stops_when_told_to_while_it_acts(address, make_actor):

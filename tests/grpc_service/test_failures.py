@@ -243,7 +243,7 @@ def foreign_server(address, stack):
 
 def test_a_server_of_another_version(foreign_server, connect):
     foreign_server(pb.HandshakeResponse(protocol_version=77).SerializeToString())
-    with pytest.raises(ProtocolError, match="speaks protocol version 77, this client 1"):
+    with pytest.raises(ProtocolError, match="speaks protocol version 77, this client 2"):
         connect()
 
 
@@ -261,8 +261,8 @@ def test_a_server_that_sends_garbage(foreign_server, connect):
 
 def test_a_client_of_another_version(make_server, connect, monkeypatch):
     make_server().start()
-    monkeypatch.setattr(protocol, "PROTOCOL_VERSION", 2)
-    with pytest.raises(ProtocolError, match=r"speaks protocol version 1, this client 2"):
+    monkeypatch.setattr(protocol, "PROTOCOL_VERSION", 3)
+    with pytest.raises(ProtocolError, match=r"speaks protocol version 2, this client 3"):
         connect()
 
 
@@ -272,7 +272,7 @@ def test_the_server_refuses_another_version(make_server, address, stack):
     stack.callback(channel.close)
     call = channel.unary_unary(protocol.HANDSHAKE_METHOD, None, None)
     for request, text in (
-        (pb.HandshakeRequest(protocol_version=2).SerializeToString(), "speaks protocol version 2"),
+        (pb.HandshakeRequest(protocol_version=1).SerializeToString(), "speaks protocol version 1"),
         (b"\xff", "cannot be parsed"),
     ):
         with pytest.raises(grpc.RpcError) as caught:
