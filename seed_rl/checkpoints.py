@@ -45,6 +45,7 @@ class Checkpoints:
         self._checkpoint = tf.train.Checkpoint(
             frames=self.frames, training_steps=self.training_steps, **items
         )
+        self._max_to_keep = max_to_keep
         self._directory = str(pathlib.Path(logdir) / "checkpoints")
         _remove_damaged_listing(self._directory)
         self._manager = tf.train.CheckpointManager(
@@ -68,10 +69,12 @@ class Checkpoints:
         while self._path(number, ".index").exists():
             number += 1
         try:
-            return self._manager.save(checkpoint_number=number)
+            path = self._manager.save(checkpoint_number=number)
         except BaseException:
             self._remove_torn()
             raise
+        self._remove_forgotten()
+        return path
 
     def _path(self, number: int, suffix: str = "") -> pathlib.Path:
         return pathlib.Path(self._directory) / f"ckpt-{number}{suffix}"
@@ -118,6 +121,20 @@ class Checkpoints:
                 f"{self._directory}. " + "; ".join(problems)
             )
         return False
+
+    def _remove_forgotten(self) -> None:
+        """Removes old checkpoints that TensorFlow has lost track of.
+
+        It does when the clock was set back, or when it was killed before it wrote its list.
+        """
+        listed = {pathlib.Path(path).name for path in self._manager.checkpoints}
+        directory = pathlib.Path(self._directory)
+        with contextlib.suppress(OSError):
+            numbers = sorted(_number(path.stem) for path in directory.glob("ckpt-*.index"))
+            for number in numbers[: -self._max_to_keep]:
+                if number >= 0 and f"ckpt-{number}" not in listed:
+                    for path in directory.glob(f"ckpt-{number}.*"):
+                        path.unlink()
 
     def _newest_first(self) -> list[str]:
         """The checkpoints that are listed, and before them newer ones.

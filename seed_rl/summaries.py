@@ -26,10 +26,11 @@ class SummaryWriter:
         self._logdir = pathlib.Path(logdir)
         self._writer: Any = None
         self._path: pathlib.Path | None = None  # the writer's file
-        self._num_opened = 0
         self._has_flushed = False  # whether the file holds anything
+        self._files_before: set[pathlib.Path] = set()
         self._is_failing = False
-        self.num_failed = 0  # flushes, and attempts to open a file, that failed
+        self._lets_go_by = False  # until the next flush
+        self.num_failed = 0  # how often what was written until a flush was lost, or some of it
         self._attempt(lambda: None)
 
     def scalars(self, values: Mapping[str, float], frames: int) -> None:
@@ -87,6 +88,7 @@ class SummaryWriter:
             self._is_failing = False
 
         self._attempt(write)
+        self._lets_go_by = False
 
     def close(self) -> None:
         """Flushes and closes the file."""
@@ -95,12 +97,15 @@ class SummaryWriter:
 
     def _attempt(self, write: Callable[[], None]) -> None:
         """Calls `write` with a writer there; what goes wrong with the file is a warning."""
+        if self._lets_go_by:
+            return
         try:
             if self._writer is None:
                 self._open()
             write()
         except FILE_ERRORS as error:
             self.num_failed += 1
+            self._lets_go_by = True
             self._abandon()
             if not self._is_failing:  # one warning until it works again
                 logging.warning(
@@ -112,13 +117,10 @@ class SummaryWriter:
 
     def _open(self) -> None:
         self._logdir.mkdir(parents=True, exist_ok=True)
-        before = self._files()
-        # TensorBoard reads the files in the order of their names; a process may open two a second.
-        suffix = f".{self._num_opened}.v2" if self._num_opened else None
-        self._writer = tf.summary.create_file_writer(str(self._logdir), filename_suffix=suffix)
-        self._num_opened += 1
+        self._files_before = self._files()
         self._has_flushed = False
-        self._path = next(iter(self._files() - before), None)
+        self._writer = tf.summary.create_file_writer(str(self._logdir))
+        self._path = next(iter(self._files() - self._files_before), None)
 
     def _files(self) -> set[pathlib.Path]:
         return set(self._logdir.glob(f"events.out.tfevents.*.{os.getpid()}.*"))
@@ -129,7 +131,8 @@ class SummaryWriter:
             if self._writer is not None:
                 self._writer.close()
         self._writer = None
-        with contextlib.suppress(OSError):
-            if self._path is not None and not self._has_flushed:
-                self._path.unlink()
         self._path = None
+        if not self._has_flushed:
+            for path in self._files() - self._files_before:
+                with contextlib.suppress(OSError):
+                    path.unlink()

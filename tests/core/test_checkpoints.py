@@ -114,6 +114,17 @@ def test_saving_twice_at_one_step_keeps_the_later(tmp_path, tiny_agent):
     np.testing.assert_array_equal(resumed.agent.network.bias, [7, 8])
 
 
+def test_a_checkpoint_is_never_written_over(tmp_path, tiny_agent):
+    """A process may be killed at any moment of a save; the checkpoint before must still be good."""
+    run = Run(tmp_path, tiny_agent())
+    run.checkpoints.save(frames=10, training_steps=3)
+    before = index_file(tmp_path, 3).read_bytes(), data_file(tmp_path, 3).read_bytes()
+    run.agent.network.bias.assign([7, 8])
+    run.checkpoints.save(frames=11, training_steps=3)
+    after = index_file(tmp_path, 3).read_bytes(), data_file(tmp_path, 3).read_bytes()
+    assert before == after
+
+
 def data_file(tmp_path, number):
     (path,) = (tmp_path / "checkpoints").glob(f"ckpt-{number}.data-*")
     return path
@@ -178,6 +189,52 @@ def test_a_run_that_went_on_from_an_older_checkpoint_resumes_from_what_it_saved_
     again = Run(tmp_path, tiny_agent())
     assert again.checkpoints.restore_latest()
     assert int(again.checkpoints.frames) == 15
+
+
+def killed_before_the_index(tmp_path):
+    index_file(tmp_path, 2).unlink()
+
+
+def killed_before_the_data(tmp_path):
+    """TensorFlow writes into a directory first, and moves the files into place then."""
+    temporary = tmp_path / "checkpoints" / "ckpt-2_temp"
+    temporary.mkdir()
+    data_file(tmp_path, 2).rename(temporary / "part-00000-of-00001.data-00000-of-00001")
+    index_file(tmp_path, 2).rename(temporary / "part-00000-of-00001.index")
+
+
+@pytest.mark.parametrize("kill", [killed_before_the_data, killed_before_the_index])
+def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before_and_no_litter(
+    tmp_path, tiny_agent, warnings, kill
+):
+    two_checkpoints(tmp_path, tiny_agent)
+    listing = tmp_path / "checkpoints" / "checkpoint"
+    run = Run(tmp_path / "other", tiny_agent())
+    run.checkpoints.save(frames=10, training_steps=1)
+    listing.write_bytes((tmp_path / "other" / "checkpoints" / "checkpoint").read_bytes())
+    kill(tmp_path)
+    resumed = Run(tmp_path, tiny_agent())
+    assert resumed.checkpoints.restore_latest()
+    assert int(resumed.checkpoints.frames) == 10
+    assert not warnings
+    resumed.checkpoints.save(frames=30, training_steps=3)
+    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert names == {
+        "checkpoint",
+        *(f"ckpt-{n}.{end}" for n in (1, 3) for end in ("index", "data-00000-of-00001")),
+    }
+
+
+def test_a_kill_after_the_checkpoint_and_before_its_listing_loses_nothing(tmp_path, tiny_agent):
+    run = Run(tmp_path, tiny_agent())
+    run.checkpoints.save(frames=10, training_steps=1)
+    listing = tmp_path / "checkpoints" / "checkpoint"
+    before = listing.read_bytes()
+    run.checkpoints.save(frames=20, training_steps=2)
+    listing.write_bytes(before)
+    resumed = Run(tmp_path, tiny_agent())
+    assert resumed.checkpoints.restore_latest()
+    assert int(resumed.checkpoints.frames) == 20
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

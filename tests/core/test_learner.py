@@ -1,5 +1,6 @@
 """The learner's loop, with a small agent and real actors over a socket."""
 
+import errno
 import itertools
 import os
 import threading
@@ -15,6 +16,7 @@ from seed_rl.agent import LossOutputs
 from seed_rl.agent_specs import agent_action_specs, agent_observation_specs
 from seed_rl.environment import make_environment_batch
 from seed_rl.learner import Learner, make_logdir, padded_sizes
+from seed_rl.saving import SaveError
 from seed_rl.user_error import UserError
 
 SOON = 60.0  # seconds; how long a test waits for what happens at once
@@ -234,6 +236,22 @@ def test_what_the_loss_raises_ends_the_run_and_the_checkpoint_is_still_written(
     with pytest.raises(ArithmeticError, match="no such loss"):
         run_with_actors(Failing(), total_frames=1000)
     assert tf.train.latest_checkpoint(str(tmp_path / "log" / "checkpoints")).endswith("ckpt-0")
+
+
+def test_training_goes_on_without_room_and_only_a_failing_last_checkpoint_is_an_error(
+    tmp_path, make_agent, run_with_actors, monkeypatch
+):
+    def full(self, frames, training_steps):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("seed_rl.checkpoints.Checkpoints.save", full)
+    agent = make_agent()
+    with pytest.raises(SaveError, match=r"No space left on device.*make room"):
+        run_with_actors(agent, total_frames=100, save_checkpoint_secs=0.0)
+    assert len(agent.batches) >= 20  # four frames each
+    (*_, (frames, failed_saves)) = scalars(tmp_path / "log")["training/failed_saves"]
+    assert frames >= 100
+    assert failed_saves > len(agent.batches)  # one after every batch, and the last
 
 
 @pytest.mark.parametrize("name", ["total_frames", "action_repeat", "inference_batch_size"])
