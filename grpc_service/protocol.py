@@ -44,6 +44,8 @@ def keepalive_options(seconds: float) -> list[tuple[str, int]]:
     return [
         ("grpc.keepalive_time_ms", milliseconds),
         ("grpc.keepalive_timeout_ms", milliseconds),
+        # What counts in newer releases of gRPC, and which is a minute by itself.
+        ("grpc.http2.ping_timeout_ms", milliseconds),
         ("grpc.keepalive_permit_without_calls", 1),
         # An actor may step for minutes between two calls: silence is no reason to ask less often,
         # nor is being asked often a reason to hang up.
