@@ -97,9 +97,9 @@ class InferencePolicies:
 
 def variables_of(agent: Agent) -> list[tf.Variable]:
     """Returns all variables that an agent saves, in an order that is its factory's alone."""
-    view = tf.train.TrackableView(tf.train.Checkpoint(**agent.checkpoint_items))
+    root = tf.train.Checkpoint(**agent.checkpoint_items)  # the view itself does not keep it
     found: dict[Any, tf.Variable] = {}
-    for item in view.descendants():
+    for item in tf.train.TrackableView(root).descendants():
         if isinstance(item, keras.Variable):
             item = item.value
         if isinstance(item, tf.Variable):

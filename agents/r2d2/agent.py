@@ -15,6 +15,7 @@ from seed_rl.agent import Agent, LossOutputs
 from seed_rl.agents.r2d2 import exploration, losses, networks
 from seed_rl.agents.r2d2.networks import AgentOutput
 from seed_rl.environment_factory import has_parameter
+from seed_rl.precision import network_in_precision
 from seed_rl.replay import PrioritizedReplay
 from seed_rl.replay_memory import check_replay_fits
 from seed_rl.replay_sink import ReplayBatch, ReplaySink
@@ -61,6 +62,7 @@ class R2D2Agent(Agent):
         use_stored_state: bool = True,
         save_replay: bool = False,
         max_backlog: int = 0,
+        precision: str = "float32",
     ):
         """Args:
         observation_space: of one environment.
@@ -93,6 +95,8 @@ class R2D2Agent(Agent):
         save_replay: save the replay beside every checkpoint, so that a resumed run has it at once.
         max_backlog: unrolls that training may be behind what the ratio asks for before inference
           waits; 0: two batches.
+        precision: in which the network computes, see seed_rl.precision: 'float32', 'bfloat16' or
+          'float16'. Parameters, targets and loss are float32.
         """
         if not isinstance(action_space, gymnasium.spaces.Discrete):
             raise UserError(
@@ -135,6 +139,8 @@ class R2D2Agent(Agent):
             eval_epsilon=eval_epsilon,
             num_actions=self._num_actions,
         )
+        self.precision = precision
+        network = network_in_precision(network, precision)
         self._network, self._target_network = (
             network(num_actions=self._num_actions, **_described(observation_space, network))
             for _ in range(2)

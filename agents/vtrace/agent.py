@@ -15,6 +15,7 @@ from seed_rl.agents.vtrace.networks import AgentOutput
 from seed_rl.distributions import get_parametric_distribution_for_action_space
 from seed_rl.environment_factory import has_parameter
 from seed_rl.observations import tensor_specs
+from seed_rl.precision import network_in_precision
 from seed_rl.queue_sink import QueueSink
 from seed_rl.structures import EnvOutput
 from seed_rl.unrolls import Unroll
@@ -43,6 +44,7 @@ class VTraceAgent(Agent):
         kl_cost: float = 0.0,
         max_abs_reward: float = 0.0,
         max_gradient_norm: float = 0.0,
+        precision: str = "float32",
     ):
         """Args:
         observation_space: of one environment.
@@ -62,6 +64,8 @@ class VTraceAgent(Agent):
         kl_cost: weight of KL(behaviour policy ‖ target policy).
         max_abs_reward: rewards are clipped to ± this in the loss; 0: not at all.
         max_gradient_norm: gradients are scaled down to this global norm; 0: not at all.
+        precision: in which the network computes, see seed_rl.precision: 'float32', 'bfloat16' or
+          'float16'. Parameters, loss and V-trace are float32.
         """
         losses.check_numbers(discount, lambda_, max_abs_reward)
         if unroll_length < 1 or batch_size < 1:
@@ -77,6 +81,8 @@ class VTraceAgent(Agent):
                 f"VTraceAgent.queue_capacity={queue_capacity} must be at least the batch_size, "
                 f"{batch_size}: a batch would never be complete"
             )
+        self.precision = precision
+        network = network_in_precision(network, precision)
         self._optimizer = optimizer
         self._max_gradient_norm = max_gradient_norm
         self._loss_settings = {
