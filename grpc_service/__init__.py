@@ -30,6 +30,9 @@ from seed_rl.grpc_service.errors import RpcError as RpcError
 from seed_rl.grpc_service.errors import SignatureError as SignatureError
 from seed_rl.grpc_service.errors import UnavailableError as UnavailableError
 from seed_rl.grpc_service.errors import UnknownFunctionError as UnknownFunctionError
+from seed_rl.grpc_service.protocol import (
+    DEFAULT_MAX_MESSAGE_BYTES as DEFAULT_MAX_MESSAGE_BYTES,
+)
 from seed_rl.grpc_service.server import Server as Server
 from seed_rl.grpc_service.specs import TensorSpec as TensorSpec
 from seed_rl.grpc_service.specs import to_spec as to_spec

@@ -527,6 +527,11 @@ def _shake_hands(
 ) -> pb.HandshakeResponse:
     request = pb.HandshakeRequest(protocol_version=protocol.PROTOCOL_VERSION).SerializeToString()
     data = _ask_until_answered(channel, address, timeout, metadata, request)
+    if len(data) > protocol.MAX_HANDSHAKE_BYTES:
+        raise errors.ProtocolError(
+            f"the server at {address} does not speak this protocol: its handshake has {len(data)} "
+            f"bytes, more than {protocol.MAX_HANDSHAKE_BYTES}"
+        )
     try:
         response = pb.HandshakeResponse.FromString(data)
     except DecodeError:
@@ -613,7 +618,7 @@ def _stream_error(error: Any, prefix: str = "") -> errors.RpcError:
     if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION):
         return errors.ProtocolError(f"{prefix}{details}")
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return errors.MessageTooLargeError(f"{prefix}{details}")
+        return errors.MessageTooLargeError(f"{prefix}{details} (max_message_bytes)")
     if code == grpc.StatusCode.ALREADY_EXISTS:
         return errors.EnvironmentsInUseError(f"{prefix}{details}")
     if code == grpc.StatusCode.OUT_OF_RANGE:

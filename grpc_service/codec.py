@@ -25,6 +25,8 @@ MAX_ELEMENTS = 2**48  # of one tensor
 MAX_RANK = 32  # what every numpy release can hold
 MAX_DEPTH = 32  # of nests; protobuf itself stops at 100 nested messages
 MAX_NODES = 10_000  # of one structure
+# Parsed, a message of many small parts takes dozens of times its size.
+MAX_LAYOUT_BYTES = 1024 * 1024
 
 _DTYPE_OF_CODE: dict[int, np.dtype] = {
     pb.BOOL: np.dtype(np.bool_),
@@ -120,8 +122,13 @@ class Layout:
         """Reads what another process sent.
 
         Raises:
-          ProtocolError: not a layout, an unknown dtype or an impossible shape.
+          ProtocolError: not a layout, too large, an unknown dtype or an impossible shape.
         """
+        if len(serialized) > MAX_LAYOUT_BYTES:
+            raise errors.ProtocolError(
+                f"the layout of the tensors has {len(serialized)} bytes, more than the "
+                f"{MAX_LAYOUT_BYTES} that one can have"
+            )
         try:
             message = pb.Layout.FromString(serialized)
         except DecodeError:

@@ -24,6 +24,7 @@ ACCEPTED_KEY = "seed-rl-accepted"
 # for the answer: a connection that is dead without a word is noticed after twice as long.
 DEFAULT_KEEPALIVE_SECONDS = 10.0
 
+MAX_HANDSHAKE_BYTES = 4 * 1024 * 1024  # either way; read before anything is known of each other
 DEFAULT_MAX_MESSAGE_BYTES = 128 * 1024 * 1024
 
 _ERROR_OF_KIND: dict[int, type[errors.RpcError]] = {

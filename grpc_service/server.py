@@ -487,6 +487,12 @@ class _Transport:
         await self.server.stop(grace)
 
     async def _on_handshake(self, data: bytes, context: Any) -> bytes:
+        if len(data) > protocol.MAX_HANDSHAKE_BYTES:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"the handshake request has {len(data)} bytes, more than "
+                f"{protocol.MAX_HANDSHAKE_BYTES}",
+            )
         try:
             request = pb.HandshakeRequest.FromString(data)
         except DecodeError:

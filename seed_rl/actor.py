@@ -13,11 +13,13 @@ from absl import logging
 from seed_rl.agent_specs import agent_action_specs, agent_observation_specs
 from seed_rl.environment import EnvironmentBatch, Rows
 from seed_rl.grpc_service import (
+    DEFAULT_MAX_MESSAGE_BYTES,
     NO_CREDENTIALS,
     CancelledError,
     Client,
     Credentials,
     EnvironmentsInUseError,
+    MessageTooLargeError,
     RemoteFunctionError,
     SignatureError,
     UnavailableError,
@@ -57,6 +59,7 @@ class Actor:
         reconnect_secs: float = 600.0,
         takeover_secs: float = 30.0,
         keepalive_secs: float = 10.0,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         max_env_seconds: float = 600.0,
         insecure: bool = False,
         credentials: Credentials = NO_CREDENTIALS,
@@ -69,6 +72,7 @@ class Actor:
         takeover_secs: seconds to wait for environments that another actor has. One that has died
           without a word has them until the learner notices, which takes it twice its keep-alive.
         keepalive_secs: a learner that is gone without a word is noticed after twice as long.
+        max_message_bytes: largest message to send and to take; the learner has a limit of its own.
         max_env_seconds: seconds that resetting or stepping the environments may take; then they
           hang, and the process ends with exit code 3, to be started again. 0: no limit.
         insecure: allow an address beyond this machine without encryption or token.
@@ -82,6 +86,7 @@ class Actor:
         self._reconnect_secs = reconnect_secs
         self._takeover_secs = takeover_secs
         self._keepalive_secs = keepalive_secs
+        self._max_message_bytes = max_message_bytes
         self._client_id = secrets.token_hex(16)
         last_env_id = first_env_id + environments.num_envs - 1
         self._watchdog = Watchdog(
@@ -97,6 +102,7 @@ class Actor:
           LearnerLostError: no learner for `reconnect_secs`.
           EnvironmentsInUseError: another actor has had these environments for `takeover_secs`.
           SignatureError: the learner was made for other environments, or for fewer.
+          MessageTooLargeError: what the environments observe does not fit in a message.
           AuthenticationError: the learner refuses the token, or its certificate is not believed.
         """
         self._last_answer = self._last_free = time.monotonic()
@@ -136,6 +142,7 @@ class Actor:
                 environments=range(int(self._env_ids[0]), int(self._env_ids[-1]) + 1),
                 client_id=self._client_id,
                 keepalive_seconds=self._keepalive_secs,
+                max_message_bytes=self._max_message_bytes,
                 credentials=self._credentials,
                 insecure=self._insecure,
             )
@@ -231,6 +238,12 @@ class Actor:
             )
         except SignatureError as error:
             raise self._wrong_environment(error) from error
+        except MessageTooLargeError as error:
+            raise MessageTooLargeError(
+                f"{error}; give the learner and the actors a lower --env_batch_size, or both "
+                "--gin_bindings=Learner.max_message_bytes=N and "
+                "--gin_bindings=Actor.max_message_bytes=N with a higher N"
+            ) from error
         self._delay = _FIRST_DELAY
         self._last_answer = time.monotonic()
         return actions

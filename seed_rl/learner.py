@@ -16,7 +16,12 @@ from seed_rl.checkpoints import Checkpoints
 from seed_rl.devices import Placement, default_placement
 from seed_rl.episode_statistics import EpisodeStatistics
 from seed_rl.export import export_policy
-from seed_rl.grpc_service import NO_CREDENTIALS, Credentials, Server
+from seed_rl.grpc_service import (
+    DEFAULT_MAX_MESSAGE_BYTES,
+    NO_CREDENTIALS,
+    Credentials,
+    Server,
+)
 from seed_rl.inference import (
     CentralInference,
     inference_input_specs,
@@ -67,6 +72,7 @@ class Learner:
         max_skipped_steps: int = 10,
         inference_weights_period: int = 1,
         prefetch: bool | None = None,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         insecure: bool = False,
         credentials: Credentials = NO_CREDENTIALS,
         placement: Placement | None = None,
@@ -94,6 +100,7 @@ class Learner:
           that only infer; they are so many steps behind at most, and the one that is running.
         prefetch: draw and stack the next batch while one is trained on. None: if an accelerator
           trains; a CPU that does has no time to spare.
+        max_message_bytes: largest message that actors may send, and that they are sent.
         insecure: allow addresses beyond this machine without encryption or token.
         credentials: the server's certificate, and the token that actors must show.
         placement: which devices train and infer; None: the one that TensorFlow takes by itself.
@@ -163,6 +170,7 @@ class Learner:
             server_addresses,
             max_batch_wait=max_batch_wait,
             num_environments=num_envs,
+            max_message_bytes=max_message_bytes,
             credentials=credentials,
             insecure=insecure,
         )

@@ -15,6 +15,7 @@ from seed_rl.actor import Actor, LearnerLostError
 from seed_rl.environment import make_environment_batch
 from seed_rl.grpc_service import (
     EnvironmentsInUseError,
+    MessageTooLargeError,
     RemoteFunctionError,
     Server,
     SignatureError,
@@ -312,6 +313,22 @@ def test_a_learner_made_for_other_actions_is_a_clear_error(address, make_actor, 
             with pytest.raises(SignatureError, match=r"one of 18.* actor's are .*one of 100"):
                 actor.run()
     assert len(learner.calls) == right
+
+
+@pytest.mark.parametrize("whose", ["actor", "learner"])
+def test_observations_that_fit_in_no_message_are_a_clear_error(address, make_actor, whose):
+    limits = {whose: {"max_message_bytes": 80}}
+    actor, _ = make_actor(**limits.get("actor", {}))
+    learner = Learner(address, 1, TrainingFinished("enough"), **limits.get("learner", {}))
+    if whose == "actor":  # its limit holds for the handshake, too
+        expected = r"max_message_bytes|larger than max"
+    else:
+        expected = r"more than the 80 that fit .*--env_batch_size.*Learner.max_message_bytes=N"
+    with learner.server:
+        learner.server.start()
+        with pytest.raises(MessageTooLargeError, match=expected):
+            actor.run()
+    assert not learner.calls
 
 
 def test_a_second_actor_with_the_same_environments_is_refused(address, make_actor):
