@@ -1,21 +1,19 @@
 """Getting the next training batch ready while the present one is trained on."""
 
-import queue
 import threading
-import time
 from typing import Any
 
 from seed_rl.agent import UnrollSink
 from seed_rl.unroll_queue import QueueClosedError
 from seed_rl.unrolls import Unroll
 
-_POLL_SECONDS = 0.5  # how often the thread looks whether the sink was closed without its knowing
+_POLL_SECONDS = 0.5  # how often the thread asks a sink that has no batch
 
 
 class PrefetchingSink(UnrollSink):
     """Another sink, whose batches are drawn, stacked and transposed by a thread of its own.
 
-    One batch waits ready at most. From a replay it is drawn before the priorities of the batch that
+    One batch is ahead at most. From a replay it is drawn before the priorities of the batch that
     is being trained on are updated.
     """
 
@@ -25,9 +23,10 @@ class PrefetchingSink(UnrollSink):
           threads.
         """
         self._sink = sink
-        self._ready: queue.Queue[Any] = queue.Queue(maxsize=1)
-        self._closed = threading.Event()
+        self._changed = threading.Condition()
+        self._ready: Any = None
         self._error: Exception | None = None
+        self._closed = False
         self._thread = threading.Thread(target=self._fetch, name="prefetch", daemon=True)
         self._started = False
 
@@ -38,18 +37,17 @@ class PrefetchingSink(UnrollSink):
         if not self._started:  # not before whoever restores a replay has done so
             self._started = True
             self._thread.start()
-        deadline = time.monotonic() + timeout
-        while True:
-            if self._closed.is_set():
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or self._error or self._ready is not None, timeout
+            )
+            if self._closed:
                 raise QueueClosedError("the sink is closed")
-            left = deadline - time.monotonic()
-            try:
-                return self._ready.get(timeout=max(0.0, min(left, _POLL_SECONDS)))
-            except queue.Empty:
-                if self._error is not None:
-                    raise self._error from None
-                if left <= 0:
-                    return None
+            if self._ready is None and self._error is not None:
+                raise self._error
+            batch, self._ready = self._ready, None
+            self._changed.notify_all()
+        return batch
 
     def training_done(self, batch: Any, feedback: Any, training_step: int) -> None:
         self._sink.training_done(batch, feedback, training_step)
@@ -58,7 +56,9 @@ class PrefetchingSink(UnrollSink):
         return self._sink.metrics()
 
     def close(self) -> None:
-        self._closed.set()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         self._sink.close()
         if self._started:
             self._thread.join()
@@ -70,16 +70,17 @@ class PrefetchingSink(UnrollSink):
         return self._sink.restore(logdir)
 
     def _fetch(self) -> None:
-        try:
-            while not self._closed.is_set():
+        error: Exception | None = None
+        while error is None:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._ready is None)
+                if self._closed:
+                    return
+            batch = None
+            try:
                 batch = self._sink.next_batch(_POLL_SECONDS)
-                while batch is not None and not self._closed.is_set():
-                    try:
-                        self._ready.put(batch, timeout=_POLL_SECONDS)
-                        batch = None
-                    except queue.Full:
-                        continue
-        except QueueClosedError:
-            self._closed.set()
-        except Exception as error:
-            self._error = error
+            except Exception as raised:  # the training thread raises it
+                error = raised
+            with self._changed:
+                self._ready, self._error = batch, error
+                self._changed.notify_all()
