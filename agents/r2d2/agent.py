@@ -108,19 +108,19 @@ class R2D2Agent(Agent):
         if num_eval_envs is None:
             num_eval_envs = (num_envs * 30 + 320) // 640
         self.num_eval_envs = num_eval_envs
-        self._replay_settings = {
+        self._replay_settings: dict[str, Any] = {
             "size": replay_size and int(replay_size),
             "importance_sampling_exponent": importance_sampling_exponent,
             "max_bytes": replay_max_bytes and int(replay_max_bytes),
         }
-        self._sink_settings = {
+        self._sink_settings: dict[str, Any] = {
             "min_unrolls": min_replay_size,
             "replay_ratio": replay_ratio,
             "priority_exponent": priority_exponent,
             "save": save_replay,
             "max_backlog": max_backlog,
         }
-        self._loss_settings = {
+        self._loss_settings: dict[str, Any] = {
             "gamma": discount,
             "n_steps": n_steps,
             "max_abs_reward": max_abs_reward,
