@@ -96,7 +96,8 @@ def test_what_a_learner_refuses_is_an_error():
         report(WrongShape)
     with pytest.raises(ObservationError, match=r"dtype float32.*dtype <U1"):
         report(WrongType)
-    with pytest.raises(EnvironmentCheckError, match=r"fails in step 3: UnusableNumberError: the reward"):
+    unusable = r"fails in step 3: UnusableNumberError: the reward"
+    with pytest.raises(EnvironmentCheckError, match=unusable):
         report(NotFinite)
     with pytest.raises(EnvironmentCheckError, match="fails in step 2: ZeroDivisionError"):
         report(Failing)
