@@ -238,9 +238,7 @@ def test_a_replay_that_does_not_fit_is_refused_with_figures():
     specs = tf.nest.map_structure(
         lambda x: TensorSpec(np.shape(x)[1:], np.asarray(x).dtype), random_unrolls(agent)
     )
-    with pytest.raises(
-        UserError, match=r"does not fit in memory: 1,000,000,000,000 items of .*Gi"
-    ):
+    with pytest.raises(UserError, match=r"does not fit in memory: 1,000,000,000,000 items of .*Gi"):
         agent.make_unroll_sink(specs)
     make_agent().make_unroll_sink(specs).close()
 
