@@ -78,6 +78,9 @@ class Claims:
         self._num_environments = num_environments
         self._held: dict[Any, _Held] = {}
 
+    def __len__(self) -> int:
+        return len(self._held)
+
     def take(self, claim: Claim, stream: Any, peer: str) -> list[Any]:
         """Gives the environments to a stream.
 

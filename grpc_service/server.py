@@ -32,6 +32,8 @@ _LOGGER = logging.getLogger(__name__)
 
 _MAX_FRAMES = 1024  # remembered of one function
 
+_LAST_TASKS_SECONDS = 1.0
+
 _GOING_DOWN = "the server is shutting down"
 
 _REFUSAL_CODES: dict[type[errors.RpcError], grpc.StatusCode] = {
@@ -205,6 +207,11 @@ class Server:
                 atexit.unregister(self.shutdown)
                 self._stop(grace)
             self._state = "stopped"
+
+    @property
+    def num_claims(self) -> int:
+        """Number of connected clients that have environments."""
+        return self._transport.num_claims if self._transport is not None else 0
 
     def statistics(self) -> dict[str, FunctionStatistics]:
         """What each function did since this was last called."""
@@ -481,6 +488,10 @@ class _Transport:
             (grpc.method_handlers_generic_handler(protocol.SERVICE, handlers),)
         )
 
+    @property
+    def num_claims(self) -> int:
+        return len(self._claims)
+
     async def stop(self, grace: float) -> None:
         """Closes the listening sockets; each stream cancels what waits on it, and ends."""
         self._stopping.set()
@@ -604,8 +615,21 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
+        loop.run_until_complete(_end_tasks())
     finally:
         loop.close()
+
+
+async def _end_tasks() -> None:
+    """Waits for what gRPC still does; tasks that the loop leaves behind complain when they go."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    if not tasks:
+        return
+    _, pending = await asyncio.wait(tasks, timeout=_LAST_TASKS_SECONDS)
+    for task in pending:
+        task.cancel()
+    if pending:
+        await asyncio.wait(pending, timeout=_LAST_TASKS_SECONDS)
 
 
 def _deliver(answers: Sequence[_Answer]) -> None:

@@ -23,7 +23,7 @@ class _Output(NamedTuple):
     baseline: Any
 
 
-class _ConstantAgent:
+class ConstantAgent:
     """Has what CentralInference asks of an agent, and answers at once."""
 
     unroll_length = 20
@@ -45,7 +45,7 @@ class _ConstantAgent:
 
 def rows_per_second(load: Load, seconds: float) -> float:
     """Returns rows a second through the whole path, without a network."""
-    agent: Any = _ConstantAgent()
+    agent: Any = ConstantAgent()
     return central_rows_per_second(
         agent,
         agent.policy,

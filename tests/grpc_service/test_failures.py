@@ -1,5 +1,6 @@
 """Servers that die, shut down, restart or are something else."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -170,6 +171,21 @@ def test_shutdown_does_not_wait_for_a_function_longer_than_grace(make_server, co
     gate.wait_entered()
     pool.submit(server.shutdown, 0.01).result(TIMEOUT)
     assert isinstance(call.exception(TIMEOUT), CancelledError)
+
+
+def test_no_task_outlives_its_event_loop(make_server, connect, pool, gate):
+    """Such a task complains when it is collected: it would use the loop, which is closed."""
+    server = make_server()
+    server.bind(gate, name="f", input_signature=(SCALAR,), output_signature=SCALAR)
+    server.start()
+    calls = [pool.submit(client.f, 1.0) for client in [connect() for _ in range(8)]]
+    gate.wait_entered()
+    server.shutdown(grace=0.0)
+    assert server._loop is not None and server._loop.is_closed()
+    assert asyncio.all_tasks(server._loop) == set()
+    gate.release(8)
+    for call in calls:
+        assert isinstance(call.exception(TIMEOUT), RpcError)
 
 
 def test_a_function_may_shut_its_server_down(make_server, connect):
