@@ -32,6 +32,8 @@ UNROLL_LENGTH, BATCH_SIZE = 32, 4
 SAVE_TAKES = 2.0
 MEMORY_GROWTH = 0.03  # of the third quarter of a life, to the fourth; and so many bytes:
 MEMORY_SLACK = 8 * 2**20
+# A learner warms up for minutes: its queue and its caches fill, functions are traced.
+MEMORY_MIN_SAMPLES = round(480 / SAMPLE_SECONDS)
 
 
 @dataclasses.dataclass
@@ -166,7 +168,7 @@ class Soak:
                 learner_kills.pop(0)
                 self.kill_learner()
             time.sleep(SAMPLE_SECONDS)
-        if learner_kills or not self._has_saved():
+        if learner_kills:
             self.problems.append("the learner took too long to start: raise --minutes")
         self.stop()
 
@@ -197,6 +199,7 @@ class Soak:
 
     def _last_checkpoint(self) -> tuple[int, int]:
         """(frames, training steps)."""
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         import tensorflow as tf
 
         path = tf.train.latest_checkpoint(str(self.logdir / "checkpoints"))
@@ -263,15 +266,18 @@ class Soak:
     def _check_flat(self, who: str, memory: list[int]) -> str:
         quarter = len(memory) // 4
         if quarter < 1:
-            return f"  {who}: too short a life to say anything of its memory"
+            return f"  {who}: a life of a moment"
         before = sum(memory[2 * quarter : 3 * quarter]) / quarter
         after = sum(memory[3 * quarter : 4 * quarter]) / quarter
-        if after - before > MEMORY_GROWTH * before + MEMORY_SLACK:
-            self.problems.append(f"{who}: memory grew from {before:,.0f} to {after:,.0f} bytes")
-        return (
+        line = (
             f"  {who}: {before / 2**20:,.0f} MiB in the third quarter of its life, "
             f"{after / 2**20:,.0f} MiB in the fourth"
         )
+        if len(memory) < MEMORY_MIN_SAMPLES:
+            return line + " (too short a life to judge by)"
+        if after - before > MEMORY_GROWTH * before + MEMORY_SLACK:
+            self.problems.append(f"{who}: memory grew from {before:,.0f} to {after:,.0f} bytes")
+        return line
 
 
 def _time_of_day(moment: float) -> float:

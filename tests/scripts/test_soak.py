@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "scripts"))
 
-from soak import BATCH_SIZE, UNROLL_LENGTH, Life, Soak
+from soak import BATCH_SIZE, MEMORY_MIN_SAMPLES, UNROLL_LENGTH, Life, Soak
 
 NOON = time.mktime((2030, 6, 1, 12, 0, 0, 0, 0, -1))
 
@@ -67,7 +67,12 @@ def test_frames_that_are_not_trained_on(soak):
 
 @pytest.mark.parametrize(("growth", "is_flat"), [(10, True), (12, False)])
 def test_memory_that_grows(soak, growth, is_flat):
-    megabyte = 2**20
-    start = [50 * megabyte] * 20  # of a warm-up nothing is said
-    soak._check_flat("it", start + [100 * megabyte] * 10 + [(100 + growth) * megabyte] * 10)
+    megabyte, quarter = 2**20, MEMORY_MIN_SAMPLES // 4
+    sizes = [50, 70, 100, 100 + growth]  # of a warm-up nothing is said
+    soak._check_flat("it", [size * megabyte for size in sizes for _ in range(quarter)])
     assert (not soak.problems) == is_flat  # 3 % and 8 MiB
+
+
+def test_a_short_life_says_nothing_of_memory(soak):
+    soak._check_flat("it", [100, 200, 10**9, 10**10])
+    assert not soak.problems
