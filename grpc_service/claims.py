@@ -5,6 +5,7 @@ lives. gRPC's keep-alive ends the stream of a client that is gone without a word
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -77,6 +78,7 @@ class Claims:
     def __init__(self, num_environments: int):
         self._num_environments = num_environments
         self._held: dict[Any, _Held] = {}
+        self.last_departure = -math.inf  # when a client with environments left, monotonic clock
 
     def __len__(self) -> int:
         return len(self._held)
@@ -114,7 +116,8 @@ class Claims:
 
     def release(self, stream: Any) -> None:
         """Frees what a stream still has."""
-        self._held.pop(stream, None)
+        if self._held.pop(stream, None) is not None:
+            self.last_departure = time.monotonic()
 
 
 def peer_name(peer: str) -> str:

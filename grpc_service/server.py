@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import stat
 import threading
@@ -212,6 +213,13 @@ class Server:
     def num_claims(self) -> int:
         """Number of connected clients that have environments."""
         return self._transport.num_claims if self._transport is not None else 0
+
+    @property
+    def seconds_since_departure(self) -> float:
+        """Since a client with environments left last; infinity: none has."""
+        if self._transport is None:
+            return math.inf
+        return time.monotonic() - self._transport.last_departure
 
     def statistics(self) -> dict[str, FunctionStatistics]:
         """What each function did since this was last called."""
@@ -491,6 +499,10 @@ class _Transport:
     @property
     def num_claims(self) -> int:
         return len(self._claims)
+
+    @property
+    def last_departure(self) -> float:
+        return self._claims.last_departure
 
     async def stop(self, grace: float) -> None:
         """Closes the listening sockets; each stream cancels what waits on it, and ends."""

@@ -322,24 +322,31 @@ class Learner:
     def _say_farewell(self, stop: threading.Event, resumed_finished: bool) -> None:
         """Lets actors hear that training is finished, so that they end and do not reconnect."""
         self._inference.finish(expect_everybody=resumed_finished)
-        seconds = _FAREWELL_SECONDS
         if resumed_finished:
-            seconds = _LATE_FAREWELL_SECONDS
             logging.info(
                 "the run in %s has all its %d frames already; to train on, raise "
                 "Learner.total_frames. Telling actors for %.0f seconds",
                 self._logdir,
                 self.frames,
-                seconds,
+                _LATE_FAREWELL_SECONDS,
             )
-        deadline = time.monotonic() + seconds
+        start = time.monotonic()
         # Inference may be waiting for room in the queue: training goes on so that it can answer.
         while (
-            time.monotonic() < deadline
-            and not self._inference.everybody_knows
+            not self._inference.everybody_knows
+            and time.monotonic() - start < self._farewell_seconds(resumed_finished)
             and not stop.is_set()
         ):
             self._sink.next_batch(0.05)
+
+    def _farewell_seconds(self, resumed_finished: bool) -> float:
+        """How long to wait, as things are, for actors that have not heard the end."""
+        # One that is connected will call when it has stepped; one that has just left comes back.
+        expected = (
+            self._server.num_claims > 0
+            or self._server.seconds_since_departure < _LATE_FAREWELL_SECONDS
+        )
+        return _LATE_FAREWELL_SECONDS if resumed_finished or expected else _FAREWELL_SECONDS
 
     def _close(self) -> SaveError | None:
         """Ends everything; returns what was in the way of the last checkpoint."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from seed_rl import learner as learner_module
 from seed_rl.actor import Actor
 from seed_rl.agent import LossOutputs
 from seed_rl.agent_specs import agent_action_specs, agent_observation_specs
@@ -290,3 +291,31 @@ def test_returns_by_task(tmp_path, make_agent, run_with_actors):
     curves = scalars(tmp_path / "log")
     for task in ("easy", "hard"):
         assert curves[f"episode/{task}/return"] == [(learner.frames, 6.0)]  # 1 + 2 + 3
+
+
+@pytest.mark.parametrize("recently", [True, False])
+def test_an_actor_that_reconnects_as_training_ends_hears_of_it(
+    tmp_path, make_agent, monkeypatch, recently
+):
+    monkeypatch.setattr(learner_module, "_FAREWELL_SECONDS", 0.1)
+    monkeypatch.setattr(learner_module, "_LATE_FAREWELL_SECONDS", SOON if recently else 0.1)
+    address = f"unix:{tmp_path}/s"
+    specs = (
+        agent_observation_specs(Countdown.observation_space),
+        agent_action_specs(Countdown.action_space),
+    )
+    learner = Learner(make_agent(), *specs, 2, [address], str(tmp_path / "log"))
+    environments = make_environment_batch(Countdown, [0, 1], 0)
+    learner._server.start()
+    Actor(environments, 0, address).run(lambda: learner._inference.num_steps >= 4)
+    farewell = threading.Thread(
+        target=learner._say_farewell, args=(threading.Event(), False), daemon=True
+    )
+    farewell.start()
+    farewell.join(SOON if not recently else 1.0)
+    assert farewell.is_alive() == recently
+    Actor(environments, 0, address).run()  # ends, for it is told
+    farewell.join(SOON)
+    assert not farewell.is_alive()
+    learner._server.shutdown()
+    environments.close()
