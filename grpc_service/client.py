@@ -25,7 +25,8 @@ from seed_rl.grpc_service.signature import Signature, fits, to_array
 from seed_rl.grpc_service.specs import TensorSpec, describe
 
 _MAX_FORMS = 1024  # remembered of one function
-_ASK_AGAIN_SECONDS = 0.05  # between attempts to reach a server that is not there
+# Between two attempts to reach a server that is not there: twice as long each time.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -560,6 +561,7 @@ def _ask_until_answered(
     """
     call = channel.unary_unary(protocol.HANDSHAKE_METHOD, None, None)
     deadline = time.monotonic() + timeout
+    pause = _FIRST_PAUSE
     reason = "it does not answer"
     while (left := deadline - time.monotonic()) > 0:
         if address.path:
@@ -572,7 +574,8 @@ def _ask_until_answered(
                 reason = _connection_reason(error.details(), address)
             elif error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise _handshake_error(error, address) from None
-        time.sleep(min(_ASK_AGAIN_SECONDS, max(0.0, deadline - time.monotonic())))
+        time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+        pause = min(2 * pause, _LONGEST_PAUSE)
     raise errors.UnavailableError(
         f"no server answered at {address} within {timeout} s (connect_timeout): {reason}"
     )

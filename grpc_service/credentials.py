@@ -10,6 +10,7 @@ import logging
 import os
 import ssl
 import stat
+import time
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -23,6 +24,8 @@ MIN_TOKEN_LENGTH = 16
 # Of a call's metadata; gRPC itself leaves this key out of what it traces.
 TOKEN_KEY = "authorization"
 _TOKEN_PREFIX = "Bearer "
+
+_LOG_SECONDS = 10.0  # between two lines about clients without the token
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -127,6 +130,8 @@ class RequireToken(grpc.aio.ServerInterceptor):
 
     def __init__(self, token: str):
         self._expected = (_TOKEN_PREFIX + token).encode()
+        self._num_refused = 0
+        self._next_log = 0.0  # of the monotonic clock
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         sent = dict(details.invocation_metadata or ()).get(TOKEN_KEY, "")
@@ -137,22 +142,31 @@ class RequireToken(grpc.aio.ServerInterceptor):
             return await continuation(details)
         # A stream's handler for whatever was called: gRPC would read the one message of a unary
         # call, as large as messages may be, before it enters the handler.
-        return grpc.stream_stream_rpc_method_handler(_refuse_wrong if sent else _refuse_missing)
+        return grpc.stream_stream_rpc_method_handler(
+            self._refuse_wrong if sent else self._refuse_missing
+        )
 
+    async def _refuse_wrong(self, _: Any, context: Any) -> None:
+        self._log("with a wrong token", context.peer())
+        await context.abort(
+            grpc.StatusCode.UNAUTHENTICATED,
+            "the token is not the server's; give both the same, with --token_file or in "
+            f"{TOKEN_VARIABLE}",
+        )
 
-async def _refuse_wrong(_: Any, context: Any) -> None:
-    await context.abort(
-        grpc.StatusCode.UNAUTHENTICATED,
-        "the token is not the server's; give both the same, with --token_file or in "
-        f"{TOKEN_VARIABLE}",
-    )
+    async def _refuse_missing(self, _: Any, context: Any) -> None:
+        self._log("without a token", context.peer())
+        await context.abort(
+            grpc.StatusCode.UNAUTHENTICATED,
+            f"the server wants a token; give it with --token_file or in {TOKEN_VARIABLE}",
+        )
 
-
-async def _refuse_missing(_: Any, context: Any) -> None:
-    await context.abort(
-        grpc.StatusCode.UNAUTHENTICATED,
-        f"the server wants a token; give it with --token_file or in {TOKEN_VARIABLE}",
-    )
+    def _log(self, how: str, peer: str) -> None:
+        """Not each of them: nobody may fill the disk by knocking."""
+        self._num_refused += 1
+        if time.monotonic() >= self._next_log:
+            _LOGGER.warning("refused a client %s, from %s; %d so far", how, peer, self._num_refused)
+            self._next_log = time.monotonic() + _LOG_SECONDS
 
 
 def _check_token(token: str, where: str = "the token") -> str:

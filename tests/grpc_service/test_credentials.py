@@ -149,6 +149,15 @@ def test_every_method_is_closed_without_the_token(serve, stack):
     assert calls == []
 
 
+def test_refusals_are_logged_but_do_not_fill_the_log(serve, connect, caplog):
+    address, _ = serve("127.0.0.1:0", Credentials(token=TOKEN))
+    for token in ("", TOKEN + "x", TOKEN + "y"):
+        with pytest.raises(AuthenticationError):
+            connect(address, credentials=Credentials(token=token))
+    (line,) = [r.getMessage() for r in caplog.records if "refused" in r.getMessage()]
+    assert line.startswith("refused a client without a token, from ipv4:127.0.0.1:")
+
+
 MEMORY_SERVER = """
 import sys, numpy as np
 from seed_rl.grpc_service import Credentials, Server
