@@ -13,8 +13,10 @@ import tensorflow as tf
 from absl import logging as absl_logging
 
 from seed_rl.checkpoints import Checkpoints
+from seed_rl.learner import make_logdir
 from seed_rl.saving import SaveError, Saver, describe
 from seed_rl.summaries import SummaryWriter
+from seed_rl.user_error import UserError
 
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
 
@@ -180,6 +182,29 @@ def test_points_for_which_there_is_no_room_are_lost_and_later_ones_are_not(small
     writer.close()
     assert points(small_disk)["after"] == [6]
     assert points(small_disk)["before"] == [1]
+
+
+def remount(disk, mode):
+    subprocess.run(["mount", "-o", f"remount,{mode}", str(disk)], check=True)
+
+
+def test_a_disk_that_turns_read_only(small_disk, tiny_agent, warnings):
+    checkpoints = Checkpoints(str(small_disk), tiny_agent().checkpoint_items)
+    saver = Saver(lambda: checkpoints.save(10, 1), lambda: None, 600.0)
+    remount(small_disk, "ro")
+    assert "Read-only file system" in str(saver.save())
+    with pytest.raises(UserError, match=r"--logdir=.* cannot be written to.*Read-only"):
+        make_logdir(str(small_disk))
+    writer = SummaryWriter(str(small_disk))
+    writer.scalars({"lost": 1.0}, 1)
+    writer.flush()
+    assert writer.num_failed == 1
+    assert len(warnings) == 2  # of the checkpoint, and of TensorBoard's data
+    remount(small_disk, "rw")
+    assert saver.save() is None
+    writer.scalars({"after": 1.0}, 2)
+    writer.close()
+    assert points(small_disk) == {"after": [2]}
 
 
 # ---- A directory that is gone --------------------------------------------------------------------
