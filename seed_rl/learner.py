@@ -153,7 +153,7 @@ class Learner:
         if resumed and (news := self._sink.restore(logdir)):
             logging.info("%s", news)
         if placement.on_accelerator if prefetch is None else prefetch:
-            self._sink = PrefetchingSink(self._sink)
+            self._sink = PrefetchingSink(self._sink, self._trainer.place)
         self._inference = CentralInference(
             agent,
             self._policies.policies,

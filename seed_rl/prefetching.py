@@ -1,7 +1,8 @@
 """Getting the next training batch ready while the present one is trained on."""
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from seed_rl.agent import UnrollSink
 from seed_rl.unroll_queue import QueueClosedError
@@ -10,19 +11,28 @@ from seed_rl.unrolls import Unroll
 _POLL_SECONDS = 0.5  # how often the thread asks a sink that has no batch
 
 
-class PrefetchingSink(UnrollSink):
-    """Another sink, whose batches are drawn, stacked and transposed by a thread of its own.
+class PlacedBatch(NamedTuple):
+    """A batch that is on its way to the devices that train, or there already."""
 
-    One batch is ahead at most. From a replay it is drawn before the priorities of the batch that
-    is being trained on are updated.
+    host: Any  # as the sink gave it
+    placed: Any  # as the training step takes it
+
+
+class PrefetchingSink(UnrollSink):
+    """Another sink, whose batches a thread of its own draws, stacks and sends to the devices.
+
+    Batches come as PlacedBatch: so copies to a device overlap with the training step before. One
+    batch is ahead at most. From a replay it is drawn before the priorities of the batch that is
+    being trained on are updated.
     """
 
-    def __init__(self, sink: UnrollSink):
+    def __init__(self, sink: UnrollSink, place: Callable[[Any], Any]):
         """Args:
         sink: where the batches come from; its next_batch and training_done are called by two
           threads.
+        place: sends a batch to the devices, as Trainer.place.
         """
-        self._sink = sink
+        self._sink, self._place = sink, place
         self._changed = threading.Condition()
         self._ready: Any = None
         self._error: Exception | None = None
@@ -33,7 +43,7 @@ class PrefetchingSink(UnrollSink):
     def put(self, unrolls: Unroll) -> None:
         self._sink.put(unrolls)
 
-    def next_batch(self, timeout: float) -> Any | None:
+    def next_batch(self, timeout: float) -> PlacedBatch | None:
         if not self._started:  # not before whoever restores a replay has done so
             self._started = True
             self._thread.start()
@@ -49,8 +59,8 @@ class PrefetchingSink(UnrollSink):
             self._changed.notify_all()
         return batch
 
-    def training_done(self, batch: Any, feedback: Any, training_step: int) -> None:
-        self._sink.training_done(batch, feedback, training_step)
+    def training_done(self, batch: PlacedBatch, feedback: Any, training_step: int) -> None:
+        self._sink.training_done(batch.host, feedback, training_step)
 
     def metrics(self) -> dict[str, float]:
         return self._sink.metrics()
@@ -78,7 +88,9 @@ class PrefetchingSink(UnrollSink):
                     return
             batch = None
             try:
-                batch = self._sink.next_batch(_POLL_SECONDS)
+                host = self._sink.next_batch(_POLL_SECONDS)
+                if host is not None:
+                    batch = PlacedBatch(host, self._place(host))
             except Exception as raised:  # the training thread raises it
                 error = raised
             with self._changed:

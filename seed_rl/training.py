@@ -10,6 +10,7 @@ from absl import logging
 from seed_rl.agent import Agent, LossOutputs, UnrollSink
 from seed_rl.devices import Placement, default_placement, tpu_decode, tpu_encode
 from seed_rl.precision import LossScale
+from seed_rl.prefetching import PlacedBatch
 from seed_rl.unrolls import split_batch
 from seed_rl.user_error import UserError
 
@@ -135,19 +136,24 @@ class Trainer(tf.Module):
         """Trains on `batch` once.
 
         Args:
-          batch: what the agent's sink gave: a nest of arrays of the same shapes every time.
+          batch: what the agent's sink gave: a nest of arrays of the same shapes every time; or a
+            PlacedBatch of it.
 
         Returns:
           (metrics, feedback): float32 scalars by name, and what the loss has for the sink.
         """
-        return self._step(self._distributed(batch))
+        if isinstance(batch, PlacedBatch):
+            return self._step(batch.placed)
+        one_device = self._placement.strategy is None and not self._placement.encodes
+        return self._step(batch if one_device else self.place(batch))
 
-    def _distributed(self, batch: Any) -> Any:
-        """Sends each replica of this process its part of the batch."""
+    def place(self, batch: Any) -> Any:
+        """Sends each replica of this process its part of the batch; returns what `_step` takes."""
         strategy = self._placement.strategy
         encode = tpu_encode if self._placement.encodes else _to_tensors
         if strategy is None:
-            return encode(batch) if self._placement.encodes else batch
+            with tf.device(self._placement.training_devices[0]):
+                return encode(batch)
         parts = split_batch(batch, self._placement.num_replicas)
         return strategy.experimental_distribute_values_from_function(
             lambda context: encode(parts[context.replica_id_in_sync_group])

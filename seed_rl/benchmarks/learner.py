@@ -17,6 +17,7 @@ from seed_rl.benchmarks import workload
 from seed_rl.benchmarks.feeders import constant_env_outputs
 from seed_rl.grpc_service import TensorSpec
 from seed_rl.nests import map_nest
+from seed_rl.prefetching import PrefetchingSink
 from seed_rl.training import Trainer
 from seed_rl.unroll_queue import QueueClosedError
 from seed_rl.unrolls import Unroll
@@ -99,6 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--agent", choices=workload.AGENTS, default="vtrace")
     parser.add_argument("--training_steps", type=int, default=20, help="for each measurement")
+    parser.add_argument("--prefetch", action="store_true", help="draw the next batch meanwhile")
     args = parser.parse_args()
     agent = workload.make_agent(args.agent)
     trainer = Trainer(agent, agent.make_optimizer(1_000_000))
@@ -108,6 +110,8 @@ def main() -> None:
     specs = map_nest(lambda x: TensorSpec(x.shape[1:], x.dtype), unrolls)
     before = bare_steps_per_second(trainer, agent, batch, args.training_steps)
     sink = agent.make_unroll_sink(specs)
+    if args.prefetch:
+        sink = PrefetchingSink(sink, trainer.place)
     real = learner_steps_per_second(trainer, agent, sink, few, args.training_steps)
     after = bare_steps_per_second(trainer, agent, batch, args.training_steps)
     bare = (before + after) / 2

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from seed_rl.prefetching import PrefetchingSink
+from seed_rl.prefetching import PlacedBatch, PrefetchingSink
 from seed_rl.unroll_queue import QueueClosedError
 
 SOON = 60.0
@@ -58,22 +58,27 @@ class NumberedBatches:
             self.changed.notify_all()
 
 
+def place(batch):
+    return ("placed", batch)
+
+
 def test_batches_come_in_order_and_none_is_lost():
     inner = NumberedBatches(5)
-    sink = PrefetchingSink(inner)
-    assert [sink.next_batch(SOON) for _ in range(5)] == [0, 1, 2, 3, 4]
+    sink = PrefetchingSink(inner, place)
+    batches = [sink.next_batch(SOON) for _ in range(5)]
+    assert batches == [PlacedBatch(i, ("placed", i)) for i in range(5)]
     assert sink.next_batch(0.01) is None
-    sink.training_done(0, "feedback", 1)
+    sink.training_done(batches[0], "feedback", 1)
     assert inner.done == [(0, "feedback", 1)]
     sink.close()
 
 
 def test_the_next_batch_is_drawn_while_one_is_trained_on_and_not_many_more():
     inner = NumberedBatches(100)
-    sink = PrefetchingSink(inner)
-    assert sink.next_batch(SOON) == 0
+    sink = PrefetchingSink(inner, place)
+    assert sink.next_batch(SOON).host == 0
     inner.wait_until_drawn(2)
-    assert sink.next_batch(SOON) == 1
+    assert sink.next_batch(SOON).host == 1
     inner.wait_until_drawn(3)
     sink.close()
     assert inner.drawn == 3
@@ -81,7 +86,7 @@ def test_the_next_batch_is_drawn_while_one_is_trained_on_and_not_many_more():
 
 def test_nothing_is_drawn_before_training_asks():
     inner = NumberedBatches(5)
-    sink = PrefetchingSink(inner)
+    sink = PrefetchingSink(inner, place)
     assert sink.restore("logs") == "restored from logs"
     sink.put("unrolls")
     sink.save("logs")
@@ -93,7 +98,7 @@ def test_nothing_is_drawn_before_training_asks():
 
 @pytest.mark.parametrize("allowed", [0, 100])
 def test_close_ends_the_thread_and_who_waits(allowed):
-    sink = PrefetchingSink(NumberedBatches(allowed))
+    sink = PrefetchingSink(NumberedBatches(allowed), place)
     sink.next_batch(0.01)
     sink.close()
     assert not sink._thread.is_alive()
@@ -102,8 +107,8 @@ def test_close_ends_the_thread_and_who_waits(allowed):
 
 
 def test_what_goes_wrong_in_the_thread_is_raised_where_training_is():
-    sink = PrefetchingSink(NumberedBatches(1, error=RuntimeError("a torn replay")))
-    assert sink.next_batch(SOON) == 0
+    sink = PrefetchingSink(NumberedBatches(1, error=RuntimeError("a torn replay")), place)
+    assert sink.next_batch(SOON).host == 0
     with pytest.raises(RuntimeError, match="a torn replay"):
         sink.next_batch(SOON)
     sink.close()
@@ -129,7 +134,7 @@ def test_a_replay_draws_no_more_than_its_ratio_allows():
             pass
 
     inner = ReplaySink(Replay(), 2, 2, 0.5, 1.0, lambda unrolls: np.ones(2))
-    sink = PrefetchingSink(inner)
+    sink = PrefetchingSink(inner, place)
     for _ in range(5):  # 8 of the 10 come after the first two: 4 to train on, two batches
         inner.put("unrolls")
     taken = [sink.next_batch(SOON) for _ in range(2)]
