@@ -232,7 +232,10 @@ def _check_references() -> None:
 
 
 def _check_types() -> None:
-    """Finds values of the wrong type, such as a string for a number, before they do harm."""
+    """Finds values of the wrong type, such as a string for a number, before they do harm.
+
+    A whole number that was written as 1e6 or 20.0 becomes an int: slices and ranges take no other.
+    """
     # gin shows what is bound to a name, but has no public list of the names.
     for (scope, selector), parameters in gin.config._CONFIG.items():
         if selector == "gin.macro":
@@ -247,6 +250,8 @@ def _check_types() -> None:
                 binding = f"{scope}/{selector.rpartition('.')[2]}.{name}".lstrip("/")
                 expected = " or ".join(_KIND_NAMES[kind] for kind in kinds)
                 raise ConfigError(f"{binding} must be {expected}, got {value!r}")
+            if isinstance(value, float) and int in kinds and float not in kinds:
+                parameters[name] = int(value)
 
 
 _KIND_NAMES: dict[Any, str] = {

@@ -334,6 +334,20 @@ def test_values_of_the_right_type_are_taken(binding):
     load(binding)
 
 
+@pytest.mark.parametrize(
+    "binding", ["Learner.total_frames = 1e6", "MILLION = 1e6\nLearner.total_frames = %MILLION"]
+)
+def test_a_whole_number_in_floating_point_becomes_an_int(binding):
+    load(binding)
+    assert type(value("Learner.total_frames")) is int
+    assert value("Learner.total_frames") == 1_000_000
+
+
+def test_a_number_that_need_not_be_whole_stays_what_it_is():
+    load("Learner.log_secs = 20.0")
+    assert type(value("Learner.log_secs")) is float
+
+
 def test_an_actor_passes_over_the_learners_names_with_a_module_before_them():
     load("optimizers.adam.learning_rate = 1e-3", for_actor=True)
     assert "optimizers.adan" in message_of("optimizers.adan.beta_1 = 0.5", for_actor=True)
