@@ -255,6 +255,20 @@ def test_training_goes_on_without_room_and_only_a_failing_last_checkpoint_is_an_
     assert failed_saves > len(agent.batches)  # one after every batch, and the last
 
 
+def test_no_room_for_the_exported_model_is_said_and_the_run_is_saved(
+    tmp_path, make_agent, run_with_actors, monkeypatch
+):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("seed_rl.learner.export_policy", full)
+    agent = make_agent()
+    with pytest.raises(UserError, match=r"finished and saved.*No space left.*--run_mode=export"):
+        run_with_actors(agent, total_frames=100)
+    newest = tf.train.latest_checkpoint(str(tmp_path / "log" / "checkpoints"))
+    assert newest.endswith(f"ckpt-{int(agent.num_updates)}")
+
+
 @pytest.mark.parametrize("name", ["total_frames", "action_repeat", "inference_batch_size"])
 def test_senseless_settings_are_refused(tmp_path, make_agent, name):
     agent, spec = make_agent(), agent_action_specs(Countdown.action_space)
