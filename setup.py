@@ -67,6 +67,7 @@ setup(
     extras_require={
         "atari": ["ale-py>=0.11", "opencv-python-headless>=4.8"],
         "envpool": ["envpool>=1.2"],
+        "gpu": ["tensorflow[and-cuda]>=2.19"],
         # What the engine needs; scripts/install_football.sh compiles the engine itself.
         "football": ["gym>=0.22,<0.25", "opencv-python-headless>=4.8", "psutil", "six"],
         "minatar": ["minatar>=1.0.15"],

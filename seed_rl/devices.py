@@ -150,12 +150,19 @@ def _configure(kind: str, num_logical_cpus: int) -> None:
         logging.warning("devices are in use already and stay as they are: %s", error)
 
 
+_INSTALLED_BY = {
+    "cpu": "TensorFlow",
+    "gpu": "CUDA for TensorFlow (pip install 'seed-rl[gpu]')",
+    "tpu": "the TensorFlow for TPUs (see docs/devices.md)",
+}
+
+
 def _absent(kind: str) -> UserError:
     there = [d.name.removeprefix("/physical_device:") for d in tf.config.list_physical_devices()]
     return UserError(
         f"make_placement.accelerator={kind!r}, but TensorFlow sees no {kind.upper()} here; it sees "
-        f"{', '.join(there)}. Is the TensorFlow for it installed (pip install 'seed-rl[{kind}]') "
-        "and its driver? make_placement.accelerator='auto' takes the best there is"
+        f"{', '.join(there)}. Is its driver installed, and {_INSTALLED_BY[kind]}? "
+        "make_placement.accelerator='auto' takes the best there is"
     )
 
 

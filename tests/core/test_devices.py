@@ -94,7 +94,8 @@ def test_an_absent_accelerator_is_an_error_that_lists_what_there_is(kind, monkey
         "list_physical_devices",
         lambda kind=None: [cpu] if kind in (None, "CPU") else [],
     )
-    expected = rf"accelerator='{kind}'.*no {kind.upper()} here; it sees CPU:0.*seed-rl\[{kind}\]"
+    how = {"gpu": r"seed-rl\[gpu\]", "tpu": r"docs/devices\.md"}[kind]
+    expected = rf"accelerator='{kind}'.*no {kind.upper()} here; it sees CPU:0\..*{how}"
     with pytest.raises(UserError, match=expected):
         make_placement(accelerator=kind)
 
