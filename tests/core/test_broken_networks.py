@@ -21,7 +21,7 @@ from seed_rl.grpc_service import (
 from seed_rl.inference import TrainingFinished, inference_input_specs, inference_output_specs
 
 SOON = 30.0  # seconds; how long a test waits for what happens much sooner
-KEEPALIVE = 0.5  # seconds
+KEEPALIVE = 1.5  # seconds; a busy machine answers within it
 NEVER = 1000.0  # seconds
 
 
@@ -50,14 +50,14 @@ class Counting(gymnasium.Env):
 class Learner:
     """Serves `inference`, and writes down (env_id, run_id, observation) of every row."""
 
-    def __init__(self):
+    def __init__(self, keepalive_seconds=KEEPALIVE):
         self.rows, self.finished = [], False
         self.entered, self.left = threading.Event(), threading.Event()  # the function `wait`
         self.server = Server(
             "127.0.0.1:0",
             num_environments=8,
             max_batch_wait=0.0,
-            keepalive_seconds=KEEPALIVE,
+            keepalive_seconds=keepalive_seconds,
         )
         self.server.bind(self.wait, input_signature=())
         self.server.bind(
@@ -99,6 +99,15 @@ def learner():
 
 
 @pytest.fixture
+def patient_learner():
+    """One that does not look whether actors live."""
+    made = Learner(keepalive_seconds=NEVER)
+    with made.server:
+        made.server.start()
+        yield made
+
+
+@pytest.fixture
 def run_actor():
     """Starts an actor of two environments in a thread, which must end by itself."""
     started = []
@@ -134,25 +143,28 @@ def finish(learner, *threads):
 
 
 @pytest.mark.parametrize(("delay", "piece_bytes"), [(0.02, 65536), (0.0, 7)])
-def test_slow_and_in_small_pieces(learner, run_actor, delay, piece_bytes):
+def test_slow_and_in_small_pieces(patient_learner, run_actor, delay, piece_bytes):
+    learner = patient_learner
     with TcpProxy(learner.server.addresses[0], delay, piece_bytes) as proxy:
-        thread = run_actor(proxy.address, keepalive_secs=5.0)
+        thread = run_actor(proxy.address, keepalive_secs=NEVER)
         wait_until(lambda: len(learner.rows) >= 20)
         finish(learner, thread)
     (run,) = learner.runs(0)
     assert run == list(range(len(run)))
 
 
-def test_after_a_reset_the_actor_comes_back_under_a_new_run(learner, run_actor):
+def test_after_a_reset_the_actor_comes_back_under_a_new_run(patient_learner, run_actor):
+    learner = patient_learner
     with TcpProxy(learner.server.addresses[0]) as proxy:
-        thread = run_actor(proxy.address)
+        thread = run_actor(proxy.address, keepalive_secs=NEVER)
         for num_runs in range(1, 5):
             wait_until(
-                lambda n=num_runs: len(learner.runs(0)) == n and len(learner.runs(0)[-1]) > 3
+                lambda n=num_runs: len(learner.runs(0)) >= n and len(learner.runs(0)[-1]) > 3
             )
             if num_runs < 4:
-                assert proxy.reset() == 1
+                assert proxy.reset() >= 1
         finish(learner, thread)
+    assert len(learner.runs(0)) >= 4
     for run in learner.runs(0):  # each from its beginning, and without a gap
         assert run == list(range(len(run)))
 
