@@ -293,8 +293,8 @@ def _encode(x: Any) -> Any:
 
 
 def _packed(x: tf.Tensor) -> tf.Tensor:
-    number = x.shape.num_elements() if x.shape.rank is not None else None
-    in_tiles = bool(number) and number % _TILE == 0
+    number: int = x.shape.num_elements() or 0 if x.shape.rank is not None else 0
+    in_tiles = number > 0 and number % _TILE == 0
     if x.dtype == tf.uint8 and in_tiles:
         return tf.bitcast(tf.reshape(x, [number // 4, 4]), tf.uint32)
     if x.dtype in _WIDER:
