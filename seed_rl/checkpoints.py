@@ -55,9 +55,10 @@ class Checkpoints:
     def save(self, frames: int, training_steps: int) -> str:
         """Saves everything; returns the checkpoint's path.
 
-        The checkpoint bears the number of training steps. Where that is taken it bears the next
-        that is free: one that is good is never written over, so that whenever the process is killed
-        there is a good one.
+        The checkpoint bears the number of training steps; where there is one of this number or a
+        higher one, it bears the next after the highest. So a higher number is always a newer
+        checkpoint, and one that is good is never written over: whenever the process is killed there
+        is a good one.
 
         Raises:
           OSError, tf.errors.OpError: it cannot be written; those before are as they were.
@@ -65,9 +66,7 @@ class Checkpoints:
         self._remove_torn()
         self.frames.assign(frames)
         self.training_steps.assign(training_steps)
-        number = training_steps
-        while self._path(number, ".index").exists():
-            number += 1
+        number = max([training_steps, *(n + 1 for n in self._numbers())])
         try:
             path = self._manager.save(checkpoint_number=number)
         except BaseException:
@@ -76,8 +75,10 @@ class Checkpoints:
         self._remove_forgotten()
         return path
 
-    def _path(self, number: int, suffix: str = "") -> pathlib.Path:
-        return pathlib.Path(self._directory) / f"ckpt-{number}{suffix}"
+    def _numbers(self) -> list[int]:
+        """Of all checkpoints there are, in rising order."""
+        paths = pathlib.Path(self._directory).glob("ckpt-*.index")
+        return sorted(n for n in (_number(path.stem) for path in paths) if n >= 0)
 
     def _remove_torn(self) -> None:
         """Removes what a save left that was killed or had no room: it takes room for nothing.
@@ -130,9 +131,8 @@ class Checkpoints:
         listed = {pathlib.Path(path).name for path in self._manager.checkpoints}
         directory = pathlib.Path(self._directory)
         with contextlib.suppress(OSError):
-            numbers = sorted(_number(path.stem) for path in directory.glob("ckpt-*.index"))
-            for number in numbers[: -self._max_to_keep]:
-                if number >= 0 and f"ckpt-{number}" not in listed:
+            for number in self._numbers()[: -self._max_to_keep]:
+                if f"ckpt-{number}" not in listed:
                     for path in directory.glob(f"ckpt-{number}.*"):
                         path.unlink()
 
@@ -144,9 +144,10 @@ class Checkpoints:
         """
         listed = list(reversed(self._manager.checkpoints))
         newest_listed = _number(pathlib.Path(listed[0]).name) if listed else -1
-        names = [p.stem for p in pathlib.Path(self._directory).glob("ckpt-*.index")]
-        unlisted = sorted((n for n in map(_number, names) if n > newest_listed), reverse=True)
-        return [path for n in unlisted if (path := str(self._path(n))) not in listed] + listed
+        unlisted = [n for n in reversed(self._numbers()) if n > newest_listed]
+        directory = pathlib.Path(self._directory)
+        paths = [str(directory / f"ckpt-{n}") for n in unlisted]
+        return [path for path in paths if path not in listed] + listed
 
 
 def _number(name: str) -> int:

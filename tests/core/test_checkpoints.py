@@ -125,6 +125,15 @@ def test_a_checkpoint_is_never_written_over(tmp_path, tiny_agent):
     assert before == after
 
 
+def test_a_higher_number_is_always_a_newer_checkpoint(tmp_path, tiny_agent):
+    run = Run(tmp_path, tiny_agent(), max_to_keep=2)
+    paths = [
+        run.checkpoints.save(frames=n, training_steps=s) for n, s in enumerate([0, 0, 0, 9, 5])
+    ]
+    names = [pathlib.Path(path).name for path in paths]
+    assert names == ["ckpt-0", "ckpt-1", "ckpt-2", "ckpt-9", "ckpt-10"]
+
+
 def data_file(tmp_path, number):
     (path,) = (tmp_path / "checkpoints").glob(f"ckpt-{number}.data-*")
     return path

@@ -9,7 +9,7 @@ import sys
 import time
 
 HERE = pathlib.Path(__file__).parent
-PATIENCE = 120.0  # seconds; how long a test waits for what happens soon on an idle machine
+PATIENCE = 300.0  # seconds; how long a test waits for what happens soon on an idle machine
 
 
 def wait_until(condition, what: str):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from real_processes import wait_until
+from real_processes import PATIENCE, wait_until
 from recording_env import EPISODE_STEPS, LIVES, Recording, encode, life_of_return
 
 from seed_rl.environment import observation_specs
@@ -171,7 +171,7 @@ def test_killed_actors_leave_no_trace_in_what_is_learnt(processes):
             if not suicide:
                 await_unrolls(victim, more=rng.randint(5, 15))
                 process.kill()
-            assert process.wait(60) == -signal.SIGKILL
+            assert process.wait(PATIENCE) == -signal.SIGKILL
             for task in (0, 2):
                 await_unrolls(task, more=10)
         last = start(victim)
@@ -216,7 +216,7 @@ def test_an_actor_whose_environment_never_works_ends_with_the_reason(processes, 
         process = processes.start(
             "actor", *actor_flags(2, "failing_env", num_envs), FAILURE=failure
         )
-        assert process.wait(60) == 2
+        assert process.wait(PATIENCE) == 2
         restarts = learner.inference.num_restarts
         wait_until(lambda: learner.num_unrolls(0) > 3, "unrolls of the other")
         assert other.poll() is None
