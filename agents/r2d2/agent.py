@@ -1,6 +1,7 @@
 """The R2D2 agent: what it supplies to the learner."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -166,13 +167,17 @@ class R2D2Agent(Agent):
             ("max_abs_reward", loss["max_abs_reward"], 0),
             ("max_gradient_norm", max_gradient_norm, 0),
         ):
-            if value < least:
-                raise UserError(f"R2D2Agent.{name} must be at least {least}, got {value}")
+            if not least <= value < math.inf:
+                raise UserError(
+                    f"R2D2Agent.{name} must be at least {least} and finite, got {value}"
+                )
         for name, value in (("discount", loss["gamma"]), ("eta", self._eta)):
             if not 0.0 <= value <= 1.0:
                 raise UserError(f"R2D2Agent.{name} must be in [0, 1], got {value}")
-        if not sink["replay_ratio"] > 0:
-            raise UserError(f"R2D2Agent.replay_ratio must be positive, got {sink['replay_ratio']}")
+        if not 0 < sink["replay_ratio"] < math.inf:
+            raise UserError(
+                f"R2D2Agent.replay_ratio must be positive and finite, got {sink['replay_ratio']}"
+            )
         if self.unroll_length <= self.num_overlapping_steps:
             raise UserError(
                 f"R2D2Agent.unroll_length ({self.unroll_length}) must be greater than its burn_in "

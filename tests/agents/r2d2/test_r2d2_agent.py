@@ -219,13 +219,15 @@ def test_training_steps_follow_from_the_replay_ratio():
     [
         ({"discount": 2.0}, r"discount must be in \[0, 1\], got 2"),
         ({"eta": -1.0}, r"eta must be in \[0, 1\], got -1"),
-        ({"unroll_length": 0}, "unroll_length must be at least 1, got 0"),
-        ({"burn_in": -1}, "burn_in must be at least 0, got -1"),
+        ({"unroll_length": 0}, "unroll_length must be at least 1 and finite, got 0"),
+        ({"burn_in": -1}, "burn_in must be at least 0 and finite, got -1"),
         ({"burn_in": LENGTH}, r"unroll_length \(4\) must be greater than its burn_in \(4\)"),
-        ({"n_steps": 0}, "n_steps must be at least 1, got 0"),
-        ({"replay_ratio": 0.0}, "replay_ratio must be positive, got 0"),
+        ({"n_steps": 0}, "n_steps must be at least 1 and finite, got 0"),
+        ({"replay_ratio": 0.0}, "replay_ratio must be positive and finite, got 0"),
+        ({"replay_ratio": float("inf")}, "replay_ratio must be positive and finite, got inf"),
+        ({"priority_exponent": float("inf")}, "priority_exponent must be .* finite, got inf"),
         ({"min_replay_size": 101}, r"replay_size \(100\) must be at least its min_replay_size"),
-        ({"target_update_period": 0}, "target_update_period must be at least 1, got 0"),
+        ({"target_update_period": 0}, "target_update_period must be at least 1 and finite, got 0"),
     ],
 )
 def test_senseless_settings_are_refused(settings, expected):
