@@ -331,7 +331,9 @@ report() {
     } >&2
   elif [[ -n "$stop_signal" ]]; then
     say "Stopped. To go on:"
-    say "  $(printf '%q ' "$0" "${positional[@]}" --logdir="$logdir" "${flags[@]}")"
+    # shellcheck disable=SC2086 # not asked for, no argument
+    say "  $(printf '%q ' "$0" "${positional[@]}" --logdir="$logdir" \
+      ${tensorboard:+--tensorboard} "${flags[@]}")"
   else
     say "Training is finished. Its results are in $logdir"
   fi

@@ -381,7 +381,8 @@ def test_tensorboard_starts_on_demand_and_ends_with_the_run(checkout):
     assert checkout.arguments("learner")[0][-2:] == ["--seed", "3"]
     assert any(line.startswith("tensorboard") for line in checkout.alive())
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=20)
+    assert "--tensorboard" in shlex.split(out[out.index("To go on:") :])
     assert_nothing_is_left(checkout)
 
 
