@@ -320,23 +320,34 @@ clean_up() {
 
 report() {
   if [[ -n "$killed" ]]; then
-    say "The learner did not stop within 9 s and was killed: the newest checkpoint may be older." >&2
+    say "The learner did not stop within 9 s and was killed: the newest checkpoint may be older." \
+      >&"$errors"
   elif [[ $status -eq 143 && -n "$stop_signal" ]]; then
     say "Stopped before the learner was up: there is no new checkpoint."
+  elif [[ $status -eq 137 ]]; then
+    {
+      say ""
+      say "The learner was killed by somebody else, perhaps the system because memory ran out" \
+        "(dmesg would say). To go on from its newest checkpoint:"
+      say "  $(command_to_go_on)"
+    } >&"$errors"
   elif [[ $status -ne 0 ]]; then
     {
       say ""
       say "The learner failed with exit code $status; the end of $logdir/learner.log:"
       tail -n 30 "$logdir/learner.log" | sed 's/^/  /'
-    } >&2
+    } >&"$errors"
   elif [[ -n "$stop_signal" ]]; then
     say "Stopped. To go on:"
-    # shellcheck disable=SC2086 # not asked for, no argument
-    say "  $(printf '%q ' "$0" "${positional[@]}" --logdir="$logdir" \
-      ${tensorboard:+--tensorboard} "${flags[@]}")"
+    say "  $(command_to_go_on)"
   else
     say "Training is finished. Its results are in $logdir"
   fi
+}
+
+command_to_go_on() {
+  # shellcheck disable=SC2086 # not asked for, no argument
+  printf '%q ' "$0" "${positional[@]}" --logdir="$logdir" ${tensorboard:+--tensorboard} "${flags[@]}"
 }
 
 # ---- Main ----------------------------------------------------------------------------------------
@@ -376,10 +387,11 @@ main() {
   for ((i = 0; i < num_actors; i++)); do
     start_actor "$i"
   done
-  # bash reports on standard error, in its own words, whom a signal ended.
-  supervise 2>/dev/null
-  stop_learner 2>/dev/null
-  stop_actors 1 2>/dev/null
+  # bash reports on standard error, in its own words and at some later time, whom a signal ended.
+  exec {errors}>&2 2>/dev/null
+  supervise
+  stop_learner
+  stop_actors 1
   report
   exit "$status"
 }

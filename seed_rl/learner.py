@@ -118,6 +118,16 @@ class Learner:
                 "total_frames, action_repeat and inference_batch_size must be at least 1, got "
                 f"{total_frames}, {action_repeat} and {inference_batch_size}"
             )
+        if save_checkpoint_secs < 0 or log_secs < 0:
+            raise UserError(
+                "Learner.save_checkpoint_secs and log_secs must not be negative, got "
+                f"{save_checkpoint_secs} and {log_secs}"
+            )
+        if num_envs % env_batch_size:
+            raise UserError(
+                f"--num_envs={num_envs} is no multiple of --env_batch_size={env_batch_size}: the "
+                f"last {num_envs % env_batch_size} environments would belong to no actor"
+            )
         self._agent = agent
         self._logdir = logdir
         self._total_frames = total_frames
@@ -135,6 +145,7 @@ class Learner:
         self._checkpoints = Checkpoints(
             logdir, {"optimizer": self._optimizer, **agent.checkpoint_items}
         )
+        self._news: list[str] = []  # to be told where the progress is shown, and in the log
         resumed = self._resume()
 
         self._statistics = EpisodeStatistics(num_envs, action_repeat)
@@ -151,7 +162,7 @@ class Learner:
             )
         )
         if resumed and (news := self._sink.restore(logdir)):
-            logging.info("%s", news)
+            self._news.append(news)
         if placement.on_accelerator if prefetch is None else prefetch:
             self._sink = PrefetchingSink(self._sink, self._trainer.place)
         self._inference = CentralInference(
@@ -207,6 +218,9 @@ class Learner:
         self._server.start()
         logging.info("serving %s", ", ".join(self._server.addresses))
         self._summaries.operative_config()
+        for news in self._news:
+            logging.info("%s", news)
+            print(news, flush=True)
         reporter = ProgressReporter(self._total_frames)
         self._saver.start()
         self._last_log = time.monotonic()
@@ -297,10 +311,9 @@ class Learner:
         self._first_frames = int(self._checkpoints.frames.numpy())
         self._trainer.num_steps = int(self._checkpoints.training_steps.numpy())
         if resumed:
-            logging.info(
-                "resumed at %d frames, %d training steps",
-                self._first_frames,
-                self._trainer.num_steps,
+            self._news.append(
+                f"resumed at {self._first_frames:,} frames, "
+                f"{self._trainer.num_steps:,} training steps"
             )
         return resumed
 

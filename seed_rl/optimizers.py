@@ -1,5 +1,6 @@
 """Optimizers with the learning rate schedules of the papers."""
 
+import math
 from typing import Any
 
 import gin
@@ -7,6 +8,8 @@ import keras
 
 
 def _schedule(learning_rate: float, decay: str, num_training_steps: int) -> Any:
+    if not 0.0 <= learning_rate < math.inf:
+        raise ValueError(f"learning_rate must be finite and not negative, got {learning_rate}")
     if decay == "constant":
         return learning_rate
     if decay == "linear":

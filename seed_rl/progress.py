@@ -23,6 +23,7 @@ _LIVE_REFRESH_SECONDS = 0.25
 _EXTRA_FORMATS = {
     "policy_lag": "policy lag {:,.1f} training steps",
     "queue_length": "queue {:,.0f} unrolls",
+    "unrolls_until_training": "training starts in {:,.0f} unrolls",
     "replay_unrolls": "replay {:,.0f} unrolls",
     "replay_megabytes": "{:,.0f} MB",
     "replay_ratio": "replay ratio {:.2f}",

@@ -121,6 +121,8 @@ class ReplaySink(UnrollSink):
                 "replay_megabytes": self._replay.bytes_used / 1e6,
                 "policy_lag": self._policy_lag,
             }
+            if self._num_inserted < self._min_unrolls:
+                metrics["unrolls_until_training"] = float(self._min_unrolls - self._num_inserted)
             if since_start:
                 metrics["replay_ratio"] = self._num_drawn / since_start
             return metrics

@@ -276,6 +276,19 @@ def test_senseless_settings_are_refused(tmp_path, make_agent, name):
         Learner(agent, spec, spec, 2, [f"unix:{tmp_path}/s"], str(tmp_path), **{name: 0})
 
 
+@pytest.mark.parametrize("name", ["save_checkpoint_secs", "log_secs"])
+def test_intervals_must_not_be_negative(tmp_path, make_agent, name):
+    agent, spec = make_agent(), agent_action_specs(Countdown.action_space)
+    with pytest.raises(UserError, match=f"{name}.*must not be negative, got"):
+        Learner(agent, spec, spec, 2, [f"unix:{tmp_path}/s"], str(tmp_path), **{name: -1.0})
+
+
+def test_environments_that_no_actor_could_have(tmp_path, make_agent):
+    agent, spec = make_agent(), agent_action_specs(Countdown.action_space)
+    with pytest.raises(UserError, match=r"--num_envs=15 is no multiple of .*=8: the last 7 "):
+        Learner(agent, spec, spec, 15, [f"unix:{tmp_path}/s"], str(tmp_path), env_batch_size=8)
+
+
 @pytest.mark.parametrize(
     ("largest", "sizes"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (64, [1, 2, 4, 8, 16, 32, 64])]
 )

@@ -57,3 +57,10 @@ def test_linear_decay_ends_at_zero_and_stays_there(make):
 def test_an_unknown_decay_is_named():
     with pytest.raises(ValueError, match="'constant' or 'linear', got 'cosine'"):
         adam(4, decay="cosine")
+
+
+@pytest.mark.parametrize("make", [adam, rmsprop])
+@pytest.mark.parametrize("learning_rate", [-1.0, float("inf"), float("nan")])
+def test_learning_rates_that_are_none(make, learning_rate):
+    with pytest.raises(ValueError, match="learning_rate must be finite and not negative"):
+        make(100, learning_rate=learning_rate)

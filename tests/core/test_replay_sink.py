@@ -90,7 +90,10 @@ def test_nothing_is_drawn_before_enough_was_collected():
     for number in range(4):
         sink.put(unrolls([number + 1]))
         assert sink.next_batch(0.0) is None
+        assert sink.metrics()["unrolls_until_training"] == 4 - number
     assert "replay_ratio" not in sink.metrics()
+    sink.put(unrolls([5]))
+    assert "unrolls_until_training" not in sink.metrics()
 
 
 def test_inference_waits_for_training_that_is_far_behind():
