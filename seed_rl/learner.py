@@ -145,7 +145,7 @@ class Learner:
         self._checkpoints = Checkpoints(
             logdir, {"optimizer": self._optimizer, **agent.checkpoint_items}
         )
-        self._news: list[str] = []  # to be told where the progress is shown, and in the log
+        self._news: list[str] = []  # to be told where the progress is shown
         resumed = self._resume()
 
         self._statistics = EpisodeStatistics(num_envs, action_repeat)
@@ -162,7 +162,7 @@ class Learner:
             )
         )
         if resumed and (news := self._sink.restore(logdir)):
-            self._news.append(news)
+            self._tell(news)
         if placement.on_accelerator if prefetch is None else prefetch:
             self._sink = PrefetchingSink(self._sink, self._trainer.place)
         self._inference = CentralInference(
@@ -219,8 +219,7 @@ class Learner:
         logging.info("serving %s", ", ".join(self._server.addresses))
         self._summaries.operative_config()
         for news in self._news:
-            logging.info("%s", news)
-            print(news, flush=True)
+            print(news[:1].upper() + news[1:], flush=True)
         reporter = ProgressReporter(self._total_frames)
         self._saver.start()
         self._last_log = time.monotonic()
@@ -306,14 +305,17 @@ class Learner:
             "inference/latency_seconds": statistics.mean_wait + statistics.mean_run_time,
         }
 
+    def _tell(self, news: str) -> None:
+        logging.info("%s", news)
+        self._news.append(news)
+
     def _resume(self) -> bool:
         resumed = self._checkpoints.restore_latest()
         self._first_frames = int(self._checkpoints.frames.numpy())
         self._trainer.num_steps = int(self._checkpoints.training_steps.numpy())
         if resumed:
-            self._news.append(
-                f"resumed at {self._first_frames:,} frames, "
-                f"{self._trainer.num_steps:,} training steps"
+            self._tell(
+                f"resumed at {self._first_frames} frames, {self._trainer.num_steps} training steps"
             )
         return resumed
 
