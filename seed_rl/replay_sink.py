@@ -50,9 +50,9 @@ class ReplaySink(UnrollSink):
         replay_ratio: unrolls trained on for each one inserted.
         priority_exponent: unrolls are drawn in proportion to their priority to this power.
         initial_priorities: (unrolls: leaves [n, T + 1, …]) -> priorities [n].
-          max_backlog: how many unrolls training may be behind what the ratio asks for before
-            inference has to wait; 0: two batches.
-          save: save the replay beside every checkpoint, which takes its size on disk and some time.
+        save: save the replay beside every checkpoint, which takes its size on disk and some time.
+        max_backlog: how many unrolls training may be behind what the ratio asks for before inference
+          has to wait; 0: two batches.
 
         Raises:
           ValueError: a number is out of its range.
@@ -115,7 +115,7 @@ class ReplaySink(UnrollSink):
 
     def metrics(self) -> dict[str, float]:
         with self._condition:
-            since_start = max(0, self._num_inserted - self._first_due)
+            since_start = self._num_since_start()
             metrics = {
                 "replay_unrolls": float(len(self._replay)),
                 "replay_megabytes": self._replay.bytes_used / 1e6,
@@ -153,10 +153,13 @@ class ReplaySink(UnrollSink):
             self._first_due = max(self._min_unrolls, restored)
         return f"restored a replay of {restored:,} unrolls"
 
+    def _num_since_start(self) -> int:
+        """How many unrolls came in beyond those that training begins with."""
+        return max(0, self._num_inserted - self._first_due)
+
     def _due(self) -> float:
         """How many unrolls the ratio allows to be trained on, beyond those drawn for it."""
-        since_start = max(0, self._num_inserted - self._first_due)
-        return self._replay_ratio * since_start - self._num_drawn
+        return self._replay_ratio * self._num_since_start() - self._num_drawn
 
     def _batch_is_due(self) -> bool:
         return self._num_inserted >= self._min_unrolls and self._due() >= self._batch_size
