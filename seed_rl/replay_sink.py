@@ -51,8 +51,8 @@ class ReplaySink(UnrollSink):
         priority_exponent: unrolls are drawn in proportion to their priority to this power.
         initial_priorities: (unrolls: leaves [n, T + 1, …]) -> priorities [n].
         save: save the replay beside every checkpoint, which takes its size on disk and some time.
-        max_backlog: how many unrolls training may be behind what the ratio asks for before inference
-          has to wait; 0: two batches.
+        max_backlog: how many unrolls training may be behind what the ratio asks for before
+          inference has to wait; 0: two batches.
 
         Raises:
           ValueError: a number is out of its range.
