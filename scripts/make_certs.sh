@@ -53,12 +53,30 @@ make_authority() {
 
 # make_certificate NAME USAGE [ALTERNATIVE_NAMES]: NAME.pem and NAME.key, signed by the authority.
 make_certificate() {
-  local extensions="extendedKeyUsage=$2"
+  local extensions="extendedKeyUsage=$2" words
   [[ -z "${3:-}" ]] || extensions+=$'\n'"subjectAltName=$3"
   make_key "$1.key"
-  openssl req -new -key "$1.key" -subj "/CN=seed_rl test $1" |
-    openssl x509 -req -CA ca.pem -CAkey ca.key -CAcreateserial -days "$DAYS" -out "$1.pem" \
-      -extfile <(printf '%s\n' "$extensions") 2>/dev/null
+  openssl req -new -key "$1.key" -subj "/CN=seed_rl test $1" -out request.pem
+  # It says on standard error, too, that all is well.
+  words="$(openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days "$DAYS" \
+    -out "$1.pem" -extfile <(printf '%s\n' "$extensions") 2>&1)" ||
+    fail "could not make a certificate for '${3:-}': each HOST has to be a name or an IP address." \
+      "openssl says: $(reason_in "$words")"
+  rm request.pem
+}
+
+# reason_in WORDS: of openssl's report the part for people, or all of it if there is none.
+reason_in() {
+  local reason
+  reason="$(sed -n 's/^[^:]*:error:[^:]*:[^:]*:[^:]*:\([^:]*\):.*/\1/p' <<<"$1")"
+  printf '%s' "${reason%%$'\n'*}"
+  [[ -n "$reason" ]] || printf '%s' "$1"
+}
+
+# remove_half: a directory with half of the files would be taken by nobody, neither here nor there.
+# shellcheck disable=SC2329 # a trap calls it
+remove_half() {
+  [[ $? -eq 0 ]] || rm -f ca.key ca.pem ca.srl {server,client}.{key,pem} request.pem token
 }
 
 main() {
@@ -72,10 +90,11 @@ main() {
   shift
   [[ $# -gt 0 ]] || set -- localhost 127.0.0.1 ::1 "$(hostname)"
   umask 077
-  mkdir -p "$directory"
-  chmod 700 "$directory"
+  mkdir -p "$directory" 2>/dev/null || fail "could not make the directory '$directory'"
   cd "$directory"
   [[ -z "$(ls -A)" ]] || fail "$directory is not empty: give another, or delete what is in it"
+  chmod 700 .
+  trap remove_half EXIT
   make_authority
   make_certificate server serverAuth "$(alternative_names "$@")"
   make_certificate client clientAuth

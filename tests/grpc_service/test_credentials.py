@@ -95,6 +95,30 @@ def test_the_scripts_files_are_private_and_it_overwrites_none(certs):
     assert again.returncode == 1 and "is not empty" in again.stderr
 
 
+@pytest.mark.parametrize("host", ["two words,", "999.1.1.1", ""])
+def test_the_script_refuses_what_no_host_can_be_called_and_leaves_nothing(tmp_path, host):
+    made = subprocess.run(
+        [ROOT / "scripts/make_certs.sh", tmp_path / "certs", "right.example", host],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert made.returncode == 1
+    assert "each HOST has to be a name or an IP address" in made.stderr
+    assert len(made.stderr.splitlines()) == 1
+    assert list((tmp_path / "certs").iterdir()) == []
+
+
+def test_the_script_leaves_a_directory_that_it_refuses_as_it_is(tmp_path):
+    (tmp_path / "of_somebody").touch()
+    tmp_path.chmod(0o755)
+    made = subprocess.run(
+        [ROOT / "scripts/make_certs.sh", tmp_path], capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert made.returncode == 1 and "is not empty" in made.stderr
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
 def test_tls_and_token_beyond_this_machine(certs, serve, connect):
     address, calls = serve("0.0.0.0:0", certs.server(token=TOKEN))
     port = address.rpartition(":")[2]
