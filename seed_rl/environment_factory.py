@@ -79,8 +79,8 @@ def missing_package(error: ModuleNotFoundError, who: str) -> ModuleNotFoundError
     # gin adds to the message of an exception, and loses its attributes by that.
     named = error.name or "".join(re.findall("No module named '([^']+)'", str(error))[:1])
     package = named.partition(".")[0]
-    if not package:
-        return ModuleNotFoundError(f"{who} needs a package that is not installed: {error}")
+    if not package:  # it says in its own words what is wrong, and with which package if any
+        return ModuleNotFoundError(f"{who}: {error}")
     extra = EXTRAS.get(package)
     what = f"-e '.[{extra}]' in the folder of seed_rl's setup.py" if extra else package
     return ModuleNotFoundError(

@@ -96,6 +96,15 @@ def test_a_package_that_a_configurable_misses_is_named():
         make_environment_batch(configurable, [0], 0)
 
 
+def test_a_misspelt_module_that_a_configurable_names_is_no_missing_package():
+    configurable = gin.external_configurable(
+        functools.partial(load_factory, "no_such_module:make"), "names_a_module_in_a_test"
+    )
+    with pytest.raises(ModuleNotFoundError, match="There is no module 'no_such_module'") as caught:
+        make_environment_batch(configurable, [0], 0)
+    assert "not installed" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("factory", "error", "words"),
     [
