@@ -112,6 +112,13 @@ class Actor:
                 with self._connect() as client:
                     self._last_free = time.monotonic()
                     self._check_environment(client)
+                    # Otherwise an earlier "no learner at" would stay the last word of a log.
+                    logging.info(
+                        "connected to the learner at %s, with the environments %d to %d",
+                        self._server_address,
+                        self._env_ids[0],
+                        self._env_ids[-1],
+                    )
                     self._act(client, should_stop)
             except RemoteFunctionError as error:
                 if error.exception_type == "TrainingFinished":

@@ -155,6 +155,22 @@ def test_rows_go_out_in_order_and_answers_reach_their_environments(address, make
     ]
 
 
+def test_the_log_says_when_there_is_a_learner(address, make_actor, monkeypatch):
+    said = []
+    monkeypatch.setattr(
+        actor_module.logging, "info", lambda words, *values: said.append(words % values)
+    )
+    actor, _ = make_actor(num_envs=3)
+    learner = Learner(address, 1, TrainingFinished("enough"))
+    with learner.server:
+        learner.server.start()
+        actor.run()
+    assert said == [
+        f"connected to the learner at {address}, with the environments 5 to 7",
+        "training is finished",
+    ]
+
+
 def test_a_truncated_episode_shows_its_final_observation_first(address, make_actor):
     actor, log = make_actor(settings={"truncate_at": (6, 2)})
     learner = Learner(address, 5, TrainingFinished("enough"))
