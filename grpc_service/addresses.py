@@ -89,7 +89,7 @@ def require_protection(address: Address, encrypted: bool, authenticated: bool) -
             if encrypted or authenticated:
                 state = "not authenticated by a token" if encrypted else "not encrypted"
             raise errors.AddressError(
-                f"{address}: {ip} is not on this machine, and the connection is {state}: give "
+                f"{address}: {ip} reaches beyond this machine, and the connection is {state}: give "
                 "certificates and a token (docs/security.md), or use a loopback address or a Unix "
                 "socket, or allow it with --insecure (in Python: insecure=True) on a network you "
                 "trust"

@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from seed_rl.grpc_service import errors
 
 # Of a Call stream's metadata.
@@ -113,6 +115,38 @@ class Claims:
             del self._held[other]
         self._held[stream] = _Held(claim, peer, time.monotonic())
         return displaced
+
+    def check(self, stream: Any, environments: np.ndarray) -> None:
+        """Whether a stream may speak for these environments; integers of any shape.
+
+        A stream that has claimed some speaks for those, another one for those that nobody has.
+
+        Raises:
+          SignatureError: it may not.
+        """
+        if not environments.size:
+            return
+        first, last = int(environments.min()), int(environments.max())
+        own = self._held.get(stream)
+        if own is not None:
+            if first < own.claim.first or last > own.claim.last:
+                wrong = first if first < own.claim.first else last
+                raise errors.SignatureError(
+                    f"this client has {own.claim}, and not {wrong}, which it sent"
+                )
+            return
+        if first < 0 or (self._num_environments and last >= self._num_environments):
+            raise errors.SignatureError(
+                f"there is no environment {first if first < 0 else last}; the server has "
+                f"{self._num_environments or 'any'}, from 0 on"
+            )
+        for held in self._held.values():
+            taken = (environments >= held.claim.first) & (environments <= held.claim.last)
+            if taken.any():
+                raise errors.SignatureError(
+                    f"{held.claim} belong to another client; claim the environments that are "
+                    "stepped when connecting"
+                )
 
     def release(self, stream: Any) -> None:
         """Frees what a stream still has."""

@@ -32,6 +32,7 @@ class BoundFunction:
       outputs: signature of the result.
       max_rows: rows of a full batch; 0: unbatched.
       batch_sizes: ascending; a batch is padded to the next of them. Empty: never padded.
+      environments_leaf: which leaf of the inputs holds the numbers of the caller's environments.
     """
 
     name: str
@@ -40,6 +41,7 @@ class BoundFunction:
     outputs: Signature
     max_rows: int
     batch_sizes: tuple[int, ...]
+    environments_leaf: int | None = None
 
     @property
     def batched(self) -> bool:
@@ -125,6 +127,7 @@ def make_bound_function(
     max_batch_size: int | None = None,
     batch_sizes: Sequence[int] | None = None,
     batched: bool | None = None,
+    environments_argument: int | None = None,
 ) -> BoundFunction:
     """See `Server.bind`."""
     callables = tuple(fn) if isinstance(fn, list | tuple) else (fn,)
@@ -146,6 +149,7 @@ def make_bound_function(
             )
         inputs, outputs = _python_signatures(name, input_signature, output_signature)
         pads = False
+    leaf = _environments_leaf(name, inputs, environments_argument)
     dimension = _batch_dimension(name, inputs, outputs, batched)
     if dimension is _UNBATCHED:
         if max_batch_size is not None or batch_sizes is not None:
@@ -153,9 +157,24 @@ def make_bound_function(
                 f"{name}: max_batch_size and batch_sizes are for batched functions, and the inputs "
                 f"{inputs} and outputs {outputs} do not all lead with the same dimension"
             )
-        return BoundFunction(name, callables, inputs, outputs, 0, ())
+        return BoundFunction(name, callables, inputs, outputs, 0, (), leaf)
     max_rows, sizes = _batch_sizes(name, dimension, pads, max_batch_size, batch_sizes)
-    return BoundFunction(name, callables, inputs, outputs, max_rows, sizes)
+    return BoundFunction(name, callables, inputs, outputs, max_rows, sizes, leaf)
+
+
+def _environments_leaf(name: str, inputs: Signature, argument: int | None) -> int | None:
+    if argument is None:
+        return None
+    arguments = inputs.structure
+    if 0 <= argument < len(arguments):
+        leaf = len(Signature(arguments[:argument]).specs)
+        specs = Signature((arguments[argument],)).specs
+        if len(specs) == 1 and specs[0].dtype.kind in "iu":
+            return leaf
+    raise errors.SignatureError(
+        f"{name}: environments_argument={argument}: expected the index of an argument that is one "
+        f"tensor of integers, of {inputs}"
+    )
 
 
 _UNBATCHED = -1

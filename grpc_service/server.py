@@ -132,6 +132,7 @@ class Server:
         max_batch_size: int | None = None,
         batch_sizes: Sequence[int] | None = None,
         batched: bool | None = None,
+        environments_argument: int | None = None,
     ) -> None:
         """Makes a function callable for clients.
 
@@ -158,6 +159,10 @@ class Server:
           max_batch_size: rows of a full batch, where the leading dimension is None.
           batch_sizes: the sizes to pad to, where the leading dimension is None.
           batched: False keeps a function unbatched that looks batched; True insists.
+          environments_argument: index of the argument that holds the numbers of the caller's
+            environments, as integers. A call for environments that another client has claimed, or
+            that do not exist, or for others than those that its own client has claimed, gets a
+            SignatureError.
 
         Raises:
           SignatureError: a signature is missing, or does not fit the other arguments.
@@ -166,7 +171,14 @@ class Server:
         if self._state != "new":
             raise RuntimeError("bind functions before the server starts")
         bound = make_bound_function(
-            fn, name, input_signature, output_signature, max_batch_size, batch_sizes, batched
+            fn,
+            name,
+            input_signature,
+            output_signature,
+            max_batch_size,
+            batch_sizes,
+            batched,
+            environments_argument,
         )
         if bound.name in self._functions:
             raise ValueError(f"{bound.name!r} is bound already; give the second one another name=")
@@ -232,8 +244,9 @@ class Server:
         self.shutdown()
 
     async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        claims = Claims(self._num_environments)
         self._services = [
-            _FunctionService(function, loop, self._max_batch_wait, self._max_message_bytes)
+            _FunctionService(function, loop, self._max_batch_wait, self._max_message_bytes, claims)
             for function in self._functions.values()
         ]
         handshake = pb.HandshakeResponse(
@@ -247,6 +260,7 @@ class Server:
         self._transport = _Transport(
             handshake,
             self._services,
+            claims,
             self._max_calls_in_flight,
             self._keepalive_seconds,
             self._token,
@@ -293,6 +307,7 @@ class _FunctionService:
         loop: asyncio.AbstractEventLoop,
         max_batch_wait: float,
         max_message_bytes: int,
+        claims: Claims,
     ):
         self.function = function
         self.queue: BatchQueue | CallQueue = (
@@ -302,6 +317,7 @@ class _FunctionService:
         )
         self._loop = loop
         self._max_message_bytes = max_message_bytes
+        self._claims = claims
         self._known_layouts = codec.LayoutCache()  # the event loop's
         self._frames: dict[tuple[tuple[int, ...], ...], framing.Frame] = {}  # the workers'
         self._threads = [
@@ -329,7 +345,7 @@ class _FunctionService:
         """Queues a call.
 
         Raises:
-          SignatureError: its tensors do not fit the function's.
+          SignatureError: its tensors do not fit the function's, or are not this client's to send.
           ProtocolError: its tensors are malformed.
         """
         layout, num_rows = self._known_layouts.get(call.layout, self._check_layout)
@@ -339,6 +355,11 @@ class _FunctionService:
                 f"{call.size}"
             )
         arrays = layout.decode(call.buffer, call.start)
+        if self.function.environments_leaf is not None:
+            try:
+                self._claims.check(stream, arrays[self.function.environments_leaf])
+            except errors.SignatureError as error:
+                raise errors.SignatureError(f"{self.function.name}: {error}") from None
         self.queue.add(Call(stream, call.call_id, num_rows), arrays)
 
     def _check_layout(self, layout: codec.Layout) -> tuple[codec.Layout, int]:
@@ -470,6 +491,7 @@ class _Transport:
         self,
         handshake: pb.HandshakeResponse,
         services: Sequence[_FunctionService],
+        claims: Claims,
         max_calls_in_flight: int,
         keepalive_seconds: float,
         token: str,
@@ -477,7 +499,7 @@ class _Transport:
         self._handshake = handshake
         self._services = services
         self._max_calls_in_flight = max_calls_in_flight
-        self._claims = Claims(handshake.num_environments)
+        self._claims = claims
         self._stopping = asyncio.Event()
         self.server = grpc.aio.server(
             interceptors=[credentials_lib.RequireToken(token)] if token else [],

@@ -164,7 +164,7 @@ def test_a_host_with_several_addresses_has_one_port_on_all(make_server, monkeypa
 def test_beyond_this_machine_takes_insecure():
     for make in (Server, Client):
         with pytest.raises(
-            AddressError, match=r"0.0.0.0 is not on this machine.*neither.* --insecure"
+            AddressError, match=r"0.0.0.0 reaches beyond this machine.*neither.* --insecure"
         ):
             make("0.0.0.0:0")
     with Server("0.0.0.0:0", insecure=True) as server:

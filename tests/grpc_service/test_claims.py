@@ -4,11 +4,13 @@ import time
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from seed_rl.grpc_service import (
     EnvironmentsInUseError,
     SignatureError,
+    TensorSpec,
     UnavailableError,
     UnknownFunctionError,
     protocol,
@@ -119,3 +121,65 @@ def test_arguments_are_checked_without_a_call(start, connect):
         client.check("f", 1)
     with pytest.raises(UnknownFunctionError, match="no function 'g'; it has: f"):
         client.check("g")
+
+
+@pytest.fixture
+def served(make_server):
+    """Returns a server whose function `rows(anything, environments)` notes what reaches it."""
+    server = make_server(num_environments=8)
+    server.seen = []
+
+    def rows(_, environments):
+        server.seen.extend(environments.tolist())
+        return environments
+
+    ids = TensorSpec((None,), np.int32)
+    server.bind(
+        rows,
+        input_signature=({"a": ids, "b": TensorSpec((None, 2), np.float32)}, ids),
+        output_signature=ids,
+        max_batch_size=8,
+        environments_argument=1,
+    )
+    server.start()
+    return server
+
+
+def call_rows(client, *environments):
+    ids = np.array(environments, np.int32)
+    return client.rows({"a": ids, "b": np.zeros((ids.size, 2), np.float32)}, ids).tolist()
+
+
+def test_a_client_speaks_for_its_own_environments_alone(served, connect):
+    client, other = connect(environments=range(2, 5)), connect(environments=range(5, 8))
+    for wrong in (1, 5, -1, 8):
+        with pytest.raises(SignatureError, match=rf"environments 2 to 4, and not {wrong}, which"):
+            call_rows(client, 3, wrong, 4)
+    assert served.seen == []
+    assert call_rows(client, 4, 2) == [4, 2]
+    assert call_rows(other, 5, 6, 7) == [5, 6, 7]
+
+
+def test_a_client_without_environments_speaks_for_those_that_nobody_has(served, connect):
+    claimant, client = connect(environments=range(2, 5)), connect()
+    for taken in (2, 4):
+        with pytest.raises(SignatureError, match="environments 2 to 4 belong to another client"):
+            call_rows(client, 0, taken, 7)
+    for absent in (-1, 8):
+        with pytest.raises(SignatureError, match=f"no environment {absent}; the server has 8"):
+            call_rows(client, absent)
+    assert served.seen == []
+    assert call_rows(client, 0, 1, 5, 7) == [0, 1, 5, 7]
+    assert call_rows(claimant, 3) == [3]
+
+
+@pytest.mark.parametrize("argument", [0, 2, 3, -1])
+def test_environments_are_one_tensor_of_integers(make_server, argument):
+    ids, floats = TensorSpec((None,), np.int32), TensorSpec((None,), np.float32)
+    with pytest.raises(SignatureError, match=f"environments_argument={argument}: expected the"):
+        make_server().bind(
+            lambda *_: None,
+            name="f",
+            input_signature=((ids, ids), ids, floats),
+            environments_argument=argument,
+        )
