@@ -25,6 +25,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from seed_rl.observations import check_specs, tensor_specs
+from seed_rl.setting_checks import check_layer_size, check_number
 from seed_rl.torsos import DenseTorso, Torso, image_torso
 
 _MAX_ONE_HOT = 100_000  # classes; a dense layer of 64 on so many has 6.4 million parameters
@@ -60,6 +61,9 @@ class AutomaticTorso(Torso):
         image_scale: float | None,
         dtype: str,
     ):
+        check_layer_size("joint_size", joint_size, or_zero=True)
+        if image_scale is not None:
+            check_number("image_scale", image_scale, above=0)
         self._specs = tensor_specs(space)
         self._encodings = [_encoding(leaf, image_scale) for leaf in _leaf_spaces(space)]
         self._images = [image_torso(e.shape, dtype) for e in self._encodings if e.is_image]

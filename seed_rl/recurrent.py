@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from seed_rl.setting_checks import check_layer_size
+
 
 class LSTMState(NamedTuple):
     """What an LSTM carries from one step to the next."""
@@ -33,8 +35,7 @@ class LSTMCore(tf.Module):
 
     def __init__(self, units: int, dtype: str = "float32", name: str = "lstm_core"):
         super().__init__(name=name)
-        if units < 1:
-            raise ValueError(f"An LSTM needs at least one unit; got {units}.")
+        check_layer_size("lstm_units", units)
         self._units = units
         self._dtype = tf.as_dtype(dtype)
         self._kernel: tf.Variable | None = None

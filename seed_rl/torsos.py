@@ -9,6 +9,8 @@ import gin
 import keras
 import tensorflow as tf
 
+from seed_rl.setting_checks import check_layer_sizes
+
 _MIN_SIZE_OF_NATURE = 36  # pixels; its strides leave nothing of less
 
 
@@ -117,7 +119,7 @@ class ConvolutionalTorso(LayeredTorso):
             raise ValueError(
                 "A convolutional network needs observations [height, width, channels] of at least "
                 f"{self._min_size} x {self._min_size} pixels; got shape {observation_shape}. "
-                "The MLP network takes vectors."
+                "Networks with MLP or Auto in their names take others."
             )
 
 
@@ -131,6 +133,7 @@ class DenseTorso(LayeredTorso):
         initializer: keras.initializers.Initializer | str,
         dtype: str,
     ):
+        check_layer_sizes("hidden_sizes", hidden_sizes)
         dense = [
             keras.layers.Dense(size, activation, kernel_initializer=initializer, dtype=dtype)
             for size in hidden_sizes

@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from seed_rl.automatic_torso import AutomaticTorso, _encoding
 from seed_rl.observations import tensor_specs
+from seed_rl.user_error import UserError
 
 IMAGE = spaces.Box(0, 255, (7, 7, 3), np.uint8)
 
@@ -153,6 +154,17 @@ def test_what_cannot_be_taken_is_named():
     torso = make(NESTED)
     with pytest.raises(ValueError, match="was made for observations"):
         torso.build({"image": tf.TensorSpec((7, 7, 3), tf.uint8)})
+
+
+@pytest.mark.parametrize("image_scale", [0.0, -2.0, float("inf"), float("nan")])
+def test_images_cannot_be_divided_by_that(image_scale):
+    with pytest.raises(UserError, match="image_scale must be greater than 0 and finite, got"):
+        make(IMAGE, image_scale=image_scale)
+
+
+def test_a_joint_layer_has_a_size():
+    with pytest.raises(UserError, match="joint_size must be a whole number of at least 0, got -1"):
+        make(NESTED, joint_size=-1)
 
 
 def test_low_precision_is_inside_only():

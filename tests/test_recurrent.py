@@ -199,5 +199,5 @@ def test_wrong_shapes_are_named(case, inputs, done, message):
 
 
 def test_needs_units():
-    with pytest.raises(ValueError, match="at least one unit"):
+    with pytest.raises(ValueError, match="lstm_units must be a whole number of at least 1, got 0"):
         LSTMCore(0)

@@ -23,6 +23,7 @@ from seed_rl.automatic_torso import AutomaticTorso
 from seed_rl.frame_stacking import FrameStack
 from seed_rl.normalization import ObservationNormalizer
 from seed_rl.recurrent import LSTMCore
+from seed_rl.setting_checks import check_layer_size
 from seed_rl.structures import EnvOutput
 from seed_rl.tensors import batch_apply
 from seed_rl.torsos import DenseTorso, Torso, nature_torso, variables_of
@@ -191,6 +192,8 @@ class _DuelingHeads:
     """Value and advantage, added up to Q-values (Wang et al. 2016, equation 9)."""
 
     def __init__(self, num_actions: int, hidden_units: int):
+        check_layer_size("head_units", hidden_units)
+
         def dense(units: int, **options: Any) -> keras.layers.Layer:
             return keras.layers.Dense(units, dtype="float32", **options)
 

@@ -36,6 +36,7 @@ from seed_rl.distributions import Categorical, ParametricDistribution
 from seed_rl.frame_stacking import FrameStack
 from seed_rl.normalization import ObservationNormalizer
 from seed_rl.recurrent import LSTMCore
+from seed_rl.setting_checks import check_layer_size
 from seed_rl.structures import EnvOutput
 from seed_rl.tensors import batch_apply
 from seed_rl.torsos import DenseTorso, Torso, nature_torso, residual_torso, variables_of
@@ -92,6 +93,7 @@ class ActorCritic(tf.Module):
         super().__init__(name=name)
         if isinstance(parametric_action_distribution, int):
             parametric_action_distribution = Categorical(parametric_action_distribution)
+        check_layer_size("lstm_units", lstm_units, or_zero=True)
         if value_torso is not None and lstm_units:
             raise ValueError("A separate value torso cannot be combined with an LSTM.")
         self._distribution = parametric_action_distribution

@@ -62,5 +62,21 @@ def test_an_unknown_decay_is_named():
 @pytest.mark.parametrize("make", [adam, rmsprop])
 @pytest.mark.parametrize("learning_rate", [-1.0, float("inf"), float("nan")])
 def test_learning_rates_that_are_none(make, learning_rate):
-    with pytest.raises(ValueError, match="learning_rate must be finite and not negative"):
+    with pytest.raises(ValueError, match="learning_rate must be at least 0 and finite, got"):
         make(100, learning_rate=learning_rate)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(adam, "beta_1"), (adam, "beta_2"), (rmsprop, "rho"), (rmsprop, "momentum")]
+)
+@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan")])
+def test_shares_of_the_past_that_are_none(make, name, value):
+    with pytest.raises(ValueError, match=rf"{name} must be in \[0, 1\), got"):
+        make(100, **{name: value})
+
+
+@pytest.mark.parametrize("make", [adam, rmsprop])
+@pytest.mark.parametrize("epsilon", [-1e-8, float("inf"), float("nan")])
+def test_epsilons_that_are_none(make, epsilon):
+    with pytest.raises(ValueError, match="epsilon must be at least 0 and finite, got"):
+        make(100, epsilon=epsilon)

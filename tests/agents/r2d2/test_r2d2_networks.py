@@ -185,10 +185,27 @@ def test_gin_can_bind_it():
         gin.clear_config()
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden_sizes": 5}, r"hidden_sizes must be whole numbers .* such as \(64, 64\).*got 5"),
+        ({"hidden_sizes": (8, -5)}, r"hidden_sizes must be whole numbers .*got \(8, -5\)"),
+        ({"hidden_sizes": "64"}, r"hidden_sizes must be whole numbers .*got '64'"),
+        ({"lstm_units": -1}, "lstm_units must be a whole number of at least 1, got -1"),
+        ({"lstm_units": 2.5}, "lstm_units must be a whole number of at least 1, got 2.5"),
+        ({"head_units": 0}, "head_units must be a whole number of at least 1, got 0"),
+        ({"stack_size": 0}, "at least one frame; got stack_size=0"),
+    ],
+)
+def test_sizes_that_no_layer_has(settings, message):
+    with pytest.raises(ValueError, match=message):
+        networks.DuelingLSTMDQNMLP(ACTIONS, VECTOR, **settings)
+
+
 def test_wrong_input():
     with pytest.raises(ValueError, match="at least one action; got 0"):
         networks.DuelingLSTMDQNMLP(0, VECTOR)
-    with pytest.raises(ValueError, match=r"\[height, width, channels\].*The MLP"):
+    with pytest.raises(ValueError, match=r"\[height, width, channels\].*MLP or Auto"):
         networks.DuelingLSTMDQNNet(ACTIONS, VECTOR)
     network = make("dense")
     prev_actions, env_outputs = random_inputs((7,))

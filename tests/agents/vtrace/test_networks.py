@@ -427,6 +427,19 @@ def test_another_observation_shape_is_named():
         network(*random_inputs((8,)), (), unroll=True)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden_sizes": 64}, "hidden_sizes must be whole numbers of at least 1"),
+        ({"hidden_sizes": (64, 0)}, "hidden_sizes must be whole numbers of at least 1"),
+        ({"lstm_units": -1}, "lstm_units must be a whole number of at least 0, got -1"),
+    ],
+)
+def test_sizes_that_no_layer_has(settings, message):
+    with pytest.raises(ValueError, match=message):
+        networks.MLP(ACTIONS, **settings)
+
+
 def test_two_torsos_and_an_lstm_exclude_each_other():
     with pytest.raises(ValueError, match="separate value torso"):
         networks.MLP(ACTIONS, lstm_units=8, separate_value_torso=True)
