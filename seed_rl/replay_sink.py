@@ -12,6 +12,7 @@ from seed_rl.replay import PrioritizedReplay
 from seed_rl.replay_files import ReplayFileError
 from seed_rl.unroll_queue import QueueClosedError
 from seed_rl.unrolls import Unroll, batch_time_major
+from seed_rl.user_error import UserError
 
 
 class ReplayBatch(NamedTuple):
@@ -56,11 +57,17 @@ class ReplaySink(UnrollSink):
 
         Raises:
           ValueError: a number is out of its range.
+          UserError: with such a max_backlog both sides would wait for ever.
         """
         if batch_size < 1 or min_unrolls < 1 or not replay_ratio > 0:
             raise ValueError(
                 "batch_size and min_unrolls must be at least 1 and replay_ratio positive, got "
                 f"{batch_size}, {min_unrolls} and {replay_ratio}"
+            )
+        if 0 < max_backlog < batch_size:
+            raise UserError(
+                f"max_backlog ({max_backlog}) must be at least the batch_size ({batch_size}), or 0 "
+                "for two batches: inference would wait for training, and training for a whole batch"
             )
         self._replay = replay
         self._batch_size = batch_size

@@ -1,7 +1,6 @@
 """The R2D2 agent: what it supplies to the learner."""
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from seed_rl.precision import network_in_precision
 from seed_rl.replay import PrioritizedReplay
 from seed_rl.replay_memory import check_replay_fits
 from seed_rl.replay_sink import ReplayBatch, ReplaySink
+from seed_rl.setting_checks import check_number
 from seed_rl.structures import EnvOutput
 from seed_rl.unrolls import Unroll
 from seed_rl.user_error import UserError
@@ -110,9 +110,9 @@ class R2D2Agent(Agent):
             num_eval_envs = (num_envs * 30 + 320) // 640
         self.num_eval_envs = num_eval_envs
         self._replay_settings: dict[str, Any] = {
-            "size": replay_size and int(replay_size),
+            "size": replay_size,
             "importance_sampling_exponent": importance_sampling_exponent,
-            "max_bytes": replay_max_bytes and int(replay_max_bytes),
+            "max_bytes": replay_max_bytes,
         }
         self._sink_settings: dict[str, Any] = {
             "min_unrolls": min_replay_size,
@@ -127,7 +127,7 @@ class R2D2Agent(Agent):
             "max_abs_reward": max_abs_reward,
         }
         self._eta = eta
-        self._check_numbers(replay_size, target_update_period, max_gradient_norm)
+        self._check_numbers(target_update_period, max_gradient_norm, eval_epsilon)
         self._optimizer = optimizer
         self._max_gradient_norm = max_gradient_norm
         self._target_update_period = target_update_period
@@ -151,14 +151,13 @@ class R2D2Agent(Agent):
         self._num_updates = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._copy_to_target()
 
-    def _check_numbers(self, replay_size, target_update_period, max_gradient_norm) -> None:
+    def _check_numbers(self, target_update_period, max_gradient_norm, eval_epsilon) -> None:
         replay, sink, loss = self._replay_settings, self._sink_settings, self._loss_settings
         for name, value, least in (
             ("unroll_length", self.unroll_length, 1),
             ("burn_in", self.num_overlapping_steps, 0),
             ("batch_size", self.batch_size, 1),
             ("n_steps", loss["n_steps"], 1),
-            ("target_update_period", target_update_period, 1),
             ("min_replay_size", sink["min_unrolls"], 1),
             ("max_backlog", sink["max_backlog"], 0),
             ("num_eval_envs", self.num_eval_envs, 0),
@@ -167,26 +166,35 @@ class R2D2Agent(Agent):
             ("max_abs_reward", loss["max_abs_reward"], 0),
             ("max_gradient_norm", max_gradient_norm, 0),
         ):
-            if not least <= value < math.inf:
-                raise UserError(
-                    f"R2D2Agent.{name} must be at least {least} and finite, got {value}"
-                )
-        for name, value in (("discount", loss["gamma"]), ("eta", self._eta)):
-            if not 0.0 <= value <= 1.0:
-                raise UserError(f"R2D2Agent.{name} must be in [0, 1], got {value}")
-        if not 0 < sink["replay_ratio"] < math.inf:
-            raise UserError(
-                f"R2D2Agent.replay_ratio must be positive and finite, got {sink['replay_ratio']}"
-            )
+            check_number(f"R2D2Agent.{name}", value, at_least=least)
+        for name, value in (
+            ("discount", loss["gamma"]),
+            ("eta", self._eta),
+            ("eval_epsilon", eval_epsilon),
+        ):
+            check_number(f"R2D2Agent.{name}", value, at_least=0, at_most=1)
+        check_number("R2D2Agent.replay_ratio", sink["replay_ratio"], above=0)
+        check_number(
+            "R2D2Agent.target_update_period", target_update_period, at_least=1, below=2**63
+        )
+        self._check_replay_size()
         if self.unroll_length <= self.num_overlapping_steps:
             raise UserError(
                 f"R2D2Agent.unroll_length ({self.unroll_length}) must be greater than its burn_in "
                 f"({self.num_overlapping_steps})"
             )
-        if replay_size is not None and replay_size < sink["min_unrolls"]:
+
+    def _check_replay_size(self) -> None:
+        settings, min_unrolls = self._replay_settings, self._sink_settings["min_unrolls"]
+        for name in ("size", "max_bytes"):
+            if settings[name] is not None:
+                check_number(f"R2D2Agent.replay_{name}", settings[name], at_least=1)
+                settings[name] = int(settings[name])
+        size = settings["size"]
+        if size is not None and size < min_unrolls:
             raise UserError(
-                f"R2D2Agent.replay_size ({replay_size}) must be at least its min_replay_size "
-                f"({sink['min_unrolls']}), or training would never start"
+                f"R2D2Agent.replay_size ({size}) must be at least its min_replay_size "
+                f"({min_unrolls}): what training begins with would not be kept"
             )
 
     def initial_state(self, batch_size: int) -> Any:

@@ -74,7 +74,8 @@ def n_step_bellman_target(
       done: bool [T, B], whether that action ended the episode.
       q_target: float32 [T, B], the value of the state that it led to.
       gamma: discount of a step.
-      n_steps: n, at least 1.
+      n_steps: n, at least 1. All that are greater than T are the same: each step's target then
+        looks to the end of the unroll.
 
     Returns:
       float32 [T, B].
@@ -89,6 +90,9 @@ def n_step_bellman_target(
     # Of one step; then each round looks one step further: the targets of the step after, seen from
     # here. The last step has none after it and keeps what it has.
     targets = rewards + discounts * q_target
+    num_steps = dimensions(rewards)[0]
+    if isinstance(num_steps, int):
+        n_steps = min(n_steps, num_steps)
     for _ in range(n_steps - 1):
         further = rewards[:-1] + discounts[:-1] * targets[1:]
         targets = tf.concat([further, targets[-1:]], axis=0)

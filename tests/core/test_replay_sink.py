@@ -10,6 +10,7 @@ from seed_rl.replay import PrioritizedReplay
 from seed_rl.replay_sink import ReplaySink
 from seed_rl.unroll_queue import QueueClosedError
 from seed_rl.unrolls import Unroll
+from seed_rl.user_error import UserError
 
 SOON = 20.0  # seconds; how long a test waits for what happens at once
 STEPS = 3
@@ -49,7 +50,13 @@ def unrolls(numbers, policy_version=0):
 
 
 def make_sink(
-    size=100, batch_size=4, min_unrolls=4, replay_ratio=1.0, priority_exponent=1.0, save=False
+    size=100,
+    batch_size=4,
+    min_unrolls=4,
+    replay_ratio=1.0,
+    priority_exponent=1.0,
+    save=False,
+    max_backlog=0,
 ):
     replay = PrioritizedReplay(size, SPECS, importance_sampling_exponent=1.0, seed=1)
     sink = ReplaySink(
@@ -60,6 +67,7 @@ def make_sink(
         priority_exponent,
         initial_priorities=lambda u: u.env_id.astype(np.float32),
         save=save,
+        max_backlog=max_backlog,
     )
     return replay, sink
 
@@ -191,6 +199,30 @@ def test_closing_wakes_both_sides():
 def test_senseless_settings(settings):
     with pytest.raises(ValueError, match="must be at least 1 and replay_ratio positive"):
         make_sink(**settings)
+
+
+def test_a_backlog_of_less_than_a_batch_is_refused():
+    with pytest.raises(UserError, match=r"max_backlog \(3\) must be at least the batch_size \(4\)"):
+        make_sink(batch_size=4, max_backlog=3)
+
+
+@pytest.mark.parametrize("replay_ratio", [0.3, 1.0, 7.0])
+@pytest.mark.parametrize("max_backlog", [4, 5, 8])
+def test_neither_side_waits_for_the_other_for_ever(replay_ratio, max_backlog):
+    _, sink = make_sink(
+        batch_size=4, min_unrolls=1, replay_ratio=replay_ratio, max_backlog=max_backlog
+    )
+
+    def put():
+        for number in range(41):
+            sink.put(unrolls([number + 1]))
+
+    thread = threading.Thread(target=put, daemon=True)
+    thread.start()
+    for _ in range(int(40 * replay_ratio / 4 + 1e-9)):  # all that the ratio allows
+        assert sink.next_batch(SOON) is not None
+    thread.join(SOON)
+    assert not thread.is_alive()
 
 
 def test_a_saved_replay_is_restored_and_the_ratio_goes_on(tmp_path):

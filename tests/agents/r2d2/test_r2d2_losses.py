@@ -90,6 +90,15 @@ def test_n_step_targets_by_hand():
     np.testing.assert_allclose(targets, [[2.0], [2.0], [18.0], [28.0]])
 
 
+def test_beyond_the_unroll_n_makes_no_difference():
+    rng = np.random.default_rng(0)
+    rewards, q_target = rng.normal(size=(2, 7, B)).astype(np.float32)
+    done = rng.random((7, B)) < 0.2
+    targets = losses.n_step_bellman_target(rewards, done, q_target, 0.9, 10**12)
+    expected = plain_n_step_target(rewards, done, q_target, 0.9, 7)
+    np.testing.assert_allclose(targets, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_senseless_settings():
     one = np.zeros((1, 1), np.float32)
     with pytest.raises(ValueError, match="n_steps must be at least 1; got 0"):
@@ -104,7 +113,7 @@ class Output(NamedTuple):
 class RecurrentTable(tf.Module):
     """A recurrent Q-function small enough to be written again in numpy.
 
-    state' = 0.5 · (0 where done, else state) + observation; Q[a] = state' · weights[a] + bias[a]
+    state' = decay · (0 where done, else state) + observation; Q[a] = state' · weights[a] + bias[a]
     + 0.1 · (prev_action == a)
     """
 
@@ -113,6 +122,7 @@ class RecurrentTable(tf.Module):
         rng = np.random.default_rng(seed)
         self.weights = tf.Variable(rng.normal(size=ACTIONS), dtype=tf.float32)
         self.bias = tf.Variable(rng.normal(size=ACTIONS), dtype=tf.float32)
+        self.decay = tf.Variable(0.5)
 
     def __call__(self, inputs, agent_state, unroll):
         assert unroll
@@ -122,19 +132,21 @@ class RecurrentTable(tf.Module):
         )
         states = []
         for d, x in zip(done, observation, strict=True):
-            agent_state = 0.5 * tf.where(d, 0.0, agent_state) + x
+            agent_state = self.decay * tf.where(d, 0.0, agent_state) + x
             states.append(agent_state)
         state = tf.stack(states)[..., None]
         q_values = state * self.weights + self.bias + 0.1 * tf.one_hot(prev_actions, ACTIONS)
         return Output(tf.argmax(q_values, -1, tf.int32), q_values), agent_state
 
     def plain(self, prev_actions, env_outputs, state):
-        weights, bias = self.weights.numpy().astype(float), self.bias.numpy().astype(float)
+        weights, bias, decay = (
+            v.numpy().astype(float) for v in (self.weights, self.bias, self.decay)
+        )
         q_values = np.zeros((*prev_actions.shape, ACTIONS))
         state = state.astype(float).copy()
         for t in range(len(prev_actions)):
             for b in range(B):
-                state[b] = 0.5 * (0 if env_outputs.done[t, b] else state[b])
+                state[b] = decay * (0 if env_outputs.done[t, b] else state[b])
                 state[b] += env_outputs.observation[t, b]
                 for a in range(ACTIONS):
                     q_values[t, b, a] = state[b] * weights[a] + bias[a]
@@ -270,13 +282,12 @@ def loss_of(network, target, batch, burn_in):
 def test_the_gradient_is_that_of_the_learned_q_values_alone():
     """Against finite differences with the targets and the state after the burn-in held fixed."""
     network, target, burn_in = RecurrentTable(0), RecurrentTable(1), 3
-    batch = random_batch(5, 9)
+    # No episode ends, so that the parameters in the burn-in do matter for what comes after it.
+    batch = random_batch(5, 9, done_share=0.0)
     prev_actions, env_outputs, actions, state = batch
     with tf.GradientTape() as tape:
         loss = loss_of(network, target, batch, burn_in)
-    variables = [network.weights, network.bias, target.weights, target.bias]
-    gradients = tape.gradient(loss, variables)
-    assert gradients[2] is gradients[3] is None
+    gradients = tape.gradient(loss, [network.weights, network.bias, network.decay])
 
     q_values = network.plain(prev_actions, env_outputs, state)[burn_in:]
     target_q_values = target.plain(prev_actions, env_outputs, state)[burn_in:]
@@ -290,20 +301,36 @@ def test_the_gradient_is_that_of_the_learned_q_values_alone():
     for t in range(burn_in):
         states = 0.5 * np.where(env_outputs.done[t], 0, states) + env_outputs.observation[t]
 
-    def fixed_loss(weights, bias):
+    def fixed_loss(weights=0.0, bias=0.0, decay=0.0):
         clone = RecurrentTable(0)
-        clone.weights.assign(weights)
-        clone.bias.assign(bias)
+        clone.weights.assign_add(np.broadcast_to(weights, ACTIONS))
+        clone.bias.assign_add(np.broadcast_to(bias, ACTIONS))
+        clone.decay.assign_add(decay)
         later = EnvOutput(*(leaf[burn_in:] for leaf in env_outputs))
         q = clone.plain(prev_actions[burn_in:], later, states)
         learned = np.take_along_axis(q[:-1], actions[burn_in:-1, :, None], axis=-1)[..., 0]
         return 0.5 * np.sum((fixed_targets - learned) ** 2)
 
+    def slope(**step):
+        up, down = fixed_loss(**step), fixed_loss(**{name: -x for name, x in step.items()})
+        return (up - down) / 2e-2
+
+    close = {"rtol": 2e-3, "atol": 2e-3}
     for number, step in enumerate(np.eye(ACTIONS) * 1e-2):
-        for gradient, (dw, db) in zip(gradients[:2], ((step, 0), (0, step)), strict=True):
-            up = fixed_loss(network.weights + dw, network.bias + db)
-            down = fixed_loss(network.weights - dw, network.bias - db)
-            np.testing.assert_allclose(gradient[number], (up - down) / 2e-2, rtol=2e-3, atol=2e-3)
+        np.testing.assert_allclose(gradients[0][number], slope(weights=step), **close)
+        np.testing.assert_allclose(gradients[1][number], slope(bias=step), **close)
+    np.testing.assert_allclose(gradients[2], slope(decay=1e-2), **close)
+
+
+def test_no_gradient_reaches_the_target_network_or_comes_from_priorities():
+    network, target = RecurrentTable(0), RecurrentTable(1)
+    prev_actions, env_outputs, actions, state = random_batch(5, 9)
+    with tf.GradientTape(persistent=True) as tape:
+        result = losses.compute_loss_and_priorities(
+            network, target, state, prev_actions, env_outputs, Output(actions, None), 0.9, 3
+        )
+    assert tape.gradient(result.loss, [target.weights, target.bias, target.decay]) == [None] * 3
+    assert tape.gradient(result.priorities, [network.weights, network.bias]) == [None] * 2
 
 
 def test_rewards_are_clipped_only_if_asked():
