@@ -18,6 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from seed_rl.nests import map_nest
+from seed_rl.setting_checks import check_number
 from seed_rl.user_error import UserError
 
 _ACCELERATORS = ("auto", "cpu", "gpu", "tpu")
@@ -106,9 +107,12 @@ def make_placement(
             f"make_placement.accelerator must be one of {', '.join(_ACCELERATORS)}, got "
             f"{accelerator!r}"
         )
+    check_number("make_placement.num_logical_cpus", num_logical_cpus, at_least=1)
     kind = _best() if accelerator == "auto" else accelerator
+    if accelerator == "auto" and kind == "cpu":
+        _check_nothing_else_is_wanted({"gpu": num_training_gpus, "tpu": num_training_tpus})
     if not tf.config.list_physical_devices(kind.upper()) and (kind != "tpu" or tpu == "local"):
-        raise _absent(kind)
+        raise _absent(kind, f"accelerator={kind!r}", "accelerator='auto' takes the best there is")
     _configure(kind, num_logical_cpus)
     if kind == "tpu":
         placement = _on_tpu(tpu, num_training_tpus)
@@ -118,6 +122,13 @@ def make_placement(
         placement = _mirrored("cpu", num_training_cpus)
     logging.info("%s", placement.describe())
     return placement
+
+
+def _check_nothing_else_is_wanted(numbers: dict[str, int | None]) -> None:
+    """Raises UserError if so many accelerators shall train that there is none of."""
+    for kind, number in numbers.items():
+        if number is not None:
+            raise _absent(kind, f"num_training_{kind}s={number}", "accelerator='cpu' does without")
 
 
 def default_placement() -> Placement:
@@ -157,12 +168,12 @@ _INSTALLED_BY = {
 }
 
 
-def _absent(kind: str) -> UserError:
+def _absent(kind: str, asked_by: str, way_out: str) -> UserError:
     there = [d.name.removeprefix("/physical_device:") for d in tf.config.list_physical_devices()]
     return UserError(
-        f"make_placement.accelerator={kind!r}, but TensorFlow sees no {kind.upper()} here; it sees "
+        f"make_placement.{asked_by}, but TensorFlow sees no {kind.upper()} here; it sees "
         f"{', '.join(there)}. Is its driver installed, and {_INSTALLED_BY[kind]}? "
-        "make_placement.accelerator='auto' takes the best there is"
+        f"make_placement.{way_out}"
     )
 
 
@@ -314,11 +325,15 @@ def _decode_as(x: Any, original: Any) -> tf.Tensor:
     x = tf.convert_to_tensor(x)
     if isinstance(original, (Encoded, Encoded.Spec)):
         return _unpacked(x, original.original_dtype, original.original_shape)
+    if not hasattr(original, "dtype"):  # a plain number
+        original = tf.convert_to_tensor(original)
     return _unpacked(x, tf.as_dtype(original.dtype), tf.TensorShape(original.shape))
 
 
 def _unpacked(data: tf.Tensor, dtype: tf.DType, shape: tf.TensorShape) -> tf.Tensor:
     if dtype == tf.uint8 and data.dtype == tf.uint32:
         return tf.reshape(tf.bitcast(data, tf.uint8), shape)
-    # A cast keeps the shape, also one that is not known before the tensor comes.
-    return tf.cast(data, dtype) if data.dtype != dtype else tf.reshape(data, shape)
+    if data.dtype != dtype:
+        data = tf.cast(data, dtype)
+    # Only what is known in full can have become flat.
+    return tf.reshape(data, shape) if shape.is_fully_defined() else data

@@ -86,6 +86,40 @@ def test_a_batch_of_unknown_size_is_cast():
     np.testing.assert_array_equal(decoded, x)
 
 
+@pytest.mark.parametrize("shape", [None, (None, 3)])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_a_structure_need_not_know_the_shape(shape, dtype):
+    x = np.arange(6, dtype=dtype).reshape(2, 3)
+    encoded = tpu_encode(x)
+    bare = getattr(encoded, "data", encoded)
+    check_same(tpu_decode([bare], [tf.TensorSpec(shape, dtype)]), [x])
+
+
+def test_plain_numbers_say_what_was_encoded():
+    got = tpu_decode(tpu_encode({"a": 1.5, "b": 3}), {"a": 0.0, "b": 0})
+    assert (float(got["a"]), int(got["b"])) == (1.5, 3)
+
+
+@pytest.mark.parametrize("number", [0, -2])
+def test_a_cpu_is_at_least_one_device(number):
+    with pytest.raises(UserError, match=f"num_logical_cpus must be at least 1 .*got {number}"):
+        make_placement(accelerator="cpu", num_logical_cpus=number)
+
+
+@pytest.mark.parametrize("kind", ["gpu", "tpu"])
+def test_a_number_of_accelerators_asks_for_them(kind, monkeypatch):
+    cpu = tf.config.PhysicalDevice("/physical_device:CPU:0", "CPU")
+    monkeypatch.setattr(
+        tf.config,
+        "list_physical_devices",
+        lambda kind=None: [cpu] if kind in (None, "CPU") else [],
+    )
+    expected = rf"num_training_{kind}s=2, but .* no {kind.upper()} here; it sees CPU:0"
+    with pytest.raises(UserError, match=expected):
+        make_placement(**{f"num_training_{kind}s": 2})
+    make_placement(accelerator="cpu", **{f"num_training_{kind}s": 2})
+
+
 @pytest.mark.parametrize("kind", ["gpu", "tpu"])
 def test_an_absent_accelerator_is_an_error_that_lists_what_there_is(kind, monkeypatch):
     cpu = tf.config.PhysicalDevice("/physical_device:CPU:0", "CPU")
