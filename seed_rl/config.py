@@ -88,8 +88,9 @@ def find_config(name: str) -> str:
         if "/" not in candidate and path.is_file():
             return str(path)
     known = sorted(p.name for p in folder.iterdir() if p.name.endswith(".gin"))
+    what = "a directory, not a file" if pathlib.Path(name).is_dir() else "no such file"
     raise ConfigError(
-        f"--gin_config={name}: no such file, and seed_rl.configs has only {', '.join(known)}"
+        f"--gin_config={name}: {what}, and seed_rl.configs has only {', '.join(known)}"
     )
 
 

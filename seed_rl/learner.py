@@ -33,6 +33,7 @@ from seed_rl.prefetching import PrefetchingSink
 from seed_rl.profiling import StepProfiler
 from seed_rl.progress import FrameRate, ProgressReporter
 from seed_rl.saving import FILE_ERRORS, SaveError, Saver, describe
+from seed_rl.setting_checks import check_number
 from seed_rl.summaries import SummaryWriter
 from seed_rl.task_statistics import TaskStatistics
 from seed_rl.training import Trainer
@@ -118,6 +119,8 @@ class Learner:
                 "total_frames, action_repeat and inference_batch_size must be at least 1, got "
                 f"{total_frames}, {action_repeat} and {inference_batch_size}"
             )
+        check_number("Learner.inference_weights_period", inference_weights_period, at_least=1)
+        check_number("Learner.max_skipped_steps", max_skipped_steps, at_least=0)
         if save_checkpoint_secs < 0 or log_secs < 0:
             raise UserError(
                 "Learner.save_checkpoint_secs and log_secs must not be negative, got "
@@ -136,6 +139,9 @@ class Learner:
         self._observation_specs, self._action_specs = observation_specs, action_specs
 
         num_steps = agent.train_steps_per_frame(action_repeat) * total_frames
+        check_number(
+            "the number of training steps of the whole run", num_steps, at_least=0, below=2**63
+        )
         placement = placement or default_placement()
         with placement.scope():
             self._optimizer = agent.make_optimizer(max(1, round(num_steps)))

@@ -112,11 +112,23 @@ def _setting_up() -> Iterator[None]:
         yield
     except _user_errors():
         raise
+    except _too_large_errors() as error:
+        logging.debug("setting up failed", exc_info=True)
+        raise UsageError(
+            f"the configuration asks for more than this machine can hold: {error}"
+        ) from error
     except (AttributeError, TypeError, ValueError) as error:
         logging.debug("setting up failed", exc_info=True)
         raise UsageError(
             f"the configuration cannot be used: {error} (--verbosity=1 shows where)"
         ) from error
+
+
+def _too_large_errors() -> tuple[type[BaseException], ...]:
+    """What is raised where numbers or arrays are larger than can be."""
+    tensorflow = sys.modules.get("tensorflow")  # an actor has none
+    exhausted = (tensorflow.errors.ResourceExhaustedError,) if tensorflow else ()
+    return (MemoryError, OverflowError, *exhausted)
 
 
 def _one_line(error: BaseException) -> str:
@@ -394,9 +406,18 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _parse_flags(argv: list[str]) -> list[str]:
+    """Reads the flags; a wrong one ends the process as other wrong input does."""
+    try:
+        return FLAGS(argv)
+    except flags.Error as error:
+        print(f"error: {_one_line(error)} (--help lists the flags)", file=sys.stderr)
+        sys.exit(_EXIT_WRONG_INPUT)
+
+
 def run() -> None:
     """Parses the flags, runs `main` and ends the process."""
-    app.run(lambda argv: leave(main(argv)))
+    app.run(lambda argv: leave(main(argv)), flags_parser=_parse_flags)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,11 @@ def test_an_unknown_file_lists_what_there_is(name):
     assert "atari_vtrace.gin" in str(error.value) and "gym_vtrace.gin" in str(error.value)
 
 
+def test_a_directory_is_no_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"--gin_config=/.*: a directory, not a file, and"):
+        config.find_config(str(tmp_path))
+
+
 def test_bindings_win_over_files_and_later_files_over_earlier_ones(tmp_path):
     for number in (1, 2):
         (tmp_path / f"{number}.gin").write_text(

@@ -276,6 +276,22 @@ def test_senseless_settings_are_refused(tmp_path, make_agent, name):
         Learner(agent, spec, spec, 2, [f"unix:{tmp_path}/s"], str(tmp_path), **{name: 0})
 
 
+@pytest.mark.parametrize(
+    ("name", "least"), [("inference_weights_period", 1), ("max_skipped_steps", 0)]
+)
+def test_counts_below_their_least_are_refused(tmp_path, make_agent, name, least):
+    agent, spec = make_agent(), agent_action_specs(Countdown.action_space)
+    with pytest.raises(UserError, match=f"Learner.{name} must be at least {least} and finite"):
+        Learner(agent, spec, spec, 2, [f"unix:{tmp_path}/s"], str(tmp_path), **{name: least - 1})
+
+
+def test_more_training_steps_than_can_be_counted_are_refused(tmp_path, make_agent, monkeypatch):
+    agent, spec = make_agent(), agent_action_specs(Countdown.action_space)
+    monkeypatch.setattr(agent, "train_steps_per_frame", lambda action_repeat: 1e300)
+    with pytest.raises(UserError, match=r"training steps of the whole run must be .*1e\+306"):
+        Learner(agent, spec, spec, 2, [f"unix:{tmp_path}/s"], str(tmp_path))
+
+
 @pytest.mark.parametrize("name", ["save_checkpoint_secs", "log_secs"])
 def test_intervals_must_not_be_negative(tmp_path, make_agent, name):
     agent, spec = make_agent(), agent_action_specs(Countdown.action_space)

@@ -9,6 +9,7 @@ import threading
 import gymnasium
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from seed_rl import main
 from seed_rl.grpc_service import Credentials, Server, TensorSpec
@@ -21,6 +22,19 @@ def test_what_a_part_refuses_when_it_is_made_is_the_users_to_mend(error):
     message = r"configuration cannot be used: no .*--verbosity=1"
     with pytest.raises(main.UsageError, match=message), main._setting_up():
         raise error
+
+
+def test_what_is_too_large_is_the_users_to_mend():
+    def too_many():
+        tf.zeros([2**40, 2**20])
+
+    def infinite():
+        int(float("inf"))
+
+    for too_much in (too_many, infinite):
+        message = "more than this machine can hold: "
+        with pytest.raises(main.UsageError, match=message), main._setting_up():
+            too_much()
 
 
 def test_an_error_that_says_what_to_do_keeps_its_words():
@@ -44,6 +58,9 @@ def test_a_package_that_gymnasium_misses_is_the_users_to_install():
     [
         ("--server_address=", "error: --server_address is empty"),
         ("--gin_bindings=gym_env.env_id=3", "error: gym_env.env_id must be a text in quotes"),
+        ("--num_envs=0", "error: flag --num_envs=0: Expected a positive integer"),
+        ("--num_envs=many", "error: flag --num_envs=many: invalid literal"),
+        ("--gin_bindigs=x=1", "error: Unknown command line flag 'gin_bindigs'. Did you mean: gin_"),
         ("--task=2", "error: --task=2 with --env_batch_size=8 needs environments 16 to 23"),
     ],
 )
