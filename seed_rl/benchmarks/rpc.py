@@ -8,8 +8,8 @@ of its own. `bare` is grpcio by itself: a handler on grpc.aio that returns the b
 the synchronous stub. `unbatched` and `batched` are this package's server and client, where a batch
 is full when every client has called. Measured in turns, the median of the repetitions counts.
 
-A server's Python runs on one core at a time, so the server CPU of a call says about how many calls a
-second one process could answer if there were cores for everything else: the last column. With
+A server's Python runs on one core at a time, so the server's CPU a call says about how many calls
+a second one process could answer if there were cores for everything else: the last column. With
 several servers the clients are spread evenly over them.
 """
 
