@@ -192,6 +192,8 @@ def _one_hot_encoding(numbers: list[int], starts: list[int]) -> _Encoding:
 
 def _is_image(space: spaces.Box) -> bool:
     rank = len(space.shape)
+    if 0 in space.shape:  # nothing to convolve: a vector without numbers
+        return False
     return rank in (3, 4) or (rank == 2 and space.dtype == np.uint8)
 
 

@@ -53,6 +53,12 @@ def observation_specs(space: gymnasium.Space) -> Any:
 
 def _observation_specs(space: gymnasium.Space, name: str) -> Any:
     if isinstance(space, spaces.Dict):
+        for key in space.spaces:
+            if not isinstance(key, str):  # no message can hold it
+                raise UnsupportedSpaceError(
+                    f"The {name} space {space} is a Dict with the key {key!r}: the keys must be "
+                    "texts. Wrap the environment so that they are."
+                )
         return {key: _observation_specs(s, f"{name}/{key}") for key, s in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(_observation_specs(s, f"{name}/{i}") for i, s in enumerate(space.spaces))
@@ -107,6 +113,11 @@ def canonical_action_space(space: gymnasium.Space) -> gymnasium.Space:
     Raises:
         UnsupportedSpaceError: `space` holds something else than ACTIONS.
     """
+    if space.shape is not None and 0 in space.shape:
+        raise UnsupportedSpaceError(
+            f"The action space {space} has the shape {space.shape}: there is nothing to choose. "
+            "Wrap the environment to give it an action."
+        )
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n))
     if isinstance(space, spaces.MultiDiscrete):
@@ -166,7 +177,7 @@ def _split(space: gymnasium.Space, batch: Any, num_envs: int) -> Iterator[Any]:
         return iter(zip(*parts, strict=True))
     if isinstance(space, spaces.Discrete):
         return iter(batch.tolist())  # plain ints: some environments accept nothing else
-    return (row.copy() for row in batch)
+    return (np.array(row) for row in batch)  # of a Box without dimensions, an array all the same
 
 
 def _translation(space: gymnasium.Space) -> Callable[[Any, int], Any]:
@@ -189,18 +200,28 @@ def _translate_tuple(space: spaces.Tuple) -> Callable[[Any, int], Any]:
 
 
 def _translate_box(space: spaces.Box) -> Callable[[Any, int], np.ndarray]:
-    low = np.asarray(space.low, np.float64)
-    half_width = (np.asarray(space.high, np.float64) - low) / 2
+    low, high = np.asarray(space.low, np.float64), np.asarray(space.high, np.float64)
 
     def translate(actions: Any, num_envs: int) -> np.ndarray:
         actions = _shaped(actions, (num_envs, *space.shape), space)
-        scaled = low + (np.clip(actions, -1.0, 1.0) + 1.0) * half_width
+        share = (np.clip(actions, -1.0, 1.0).astype(np.float64) + 1.0) / 2
+        # Not by way of high - low, which overflows for the widest bounds of 64 bits.
+        scaled = low * (1.0 - share) + high * share
         if np.dtype(space.dtype).kind != "f":
-            scaled = np.rint(scaled)
+            return _whole_numbers(scaled, space)
         # Rounding may carry a value just past a bound, which strict environments refuse.
         return np.clip(scaled.astype(space.dtype), space.low, space.high)
 
     return translate
+
+
+def _whole_numbers(scaled: np.ndarray, space: spaces.Box) -> np.ndarray:
+    """Rounds float64 [num_envs, …] to integers of the space, which lie within its bounds."""
+    rounded = np.rint(scaled)
+    # A 64-bit bound may have no float64 of its own, and the one above it fits no integer.
+    at_low, at_high = rounded <= space.low, rounded >= space.high
+    inside = np.where(at_low | at_high, 0.0, rounded).astype(space.dtype)
+    return np.where(at_high, space.high, np.where(at_low, space.low, inside))
 
 
 def _translate_integers(space: Any) -> Callable[[Any, int], np.ndarray]:
@@ -315,7 +336,8 @@ def _fitted(value: Any, shape: tuple[int, ...], spec: ArraySpec) -> np.ndarray:
     if array.shape != shape:
         raise ObservationError(complaint)
     if np.can_cast(array.dtype, spec.dtype, "safe") or array.dtype.kind == spec.dtype.kind == "f":
-        return array.astype(spec.dtype)
+        with np.errstate(over="ignore"):  # what becomes infinite is found by whoever takes it
+            return array.astype(spec.dtype)
     if array.dtype.kind in "iu" and spec.dtype.kind in "iu":
         cast = array.astype(spec.dtype)
         if np.array_equal(cast, array):

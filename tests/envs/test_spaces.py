@@ -71,6 +71,31 @@ def test_box_actions_of_integers_are_rounded():
     assert given[0].dtype == np.int32 and space == spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
+WIDEST = [
+    (np.float64, -1.7e308, 1.7e308),
+    (np.float32, float(np.finfo(np.float32).min), float(np.finfo(np.float32).max)),
+    (np.int64, -(2**63), 2**63 - 1),
+    (np.uint64, 0, 2**64 - 1),
+    (np.int8, -128, 127),
+]
+
+
+@pytest.mark.parametrize(("dtype", "low", "high"), WIDEST)
+@pytest.mark.filterwarnings("error")
+def test_the_ends_of_the_widest_bounds_are_reached(dtype, low, high):
+    own = spaces.Box(low, high, (2,), dtype)
+    given, _ = acted(own, np.array([[-1.0, 1.0]], np.float32), 1)
+    assert given[0].tolist() == [low, high]
+    (middle,), _ = acted(own, np.zeros((1, 2), np.float32), 1)
+    assert abs(float(middle[0]) - (low / 2 + high / 2)) <= 1.0
+
+
+@pytest.mark.filterwarnings("error")  # of gymnasium, that a number is no array
+def test_an_action_of_a_box_without_dimensions_is_an_array():
+    given, _ = acted(spaces.Box(0.0, 4.0, (), np.float32), np.zeros(2, np.float32), 2)
+    assert [type(action) for action in given] == [np.ndarray] * 2 and given == [2.0, 2.0]
+
+
 @pytest.mark.parametrize("shape", [3, (3, 1)])
 def test_binary_actions_are_choices_of_two(shape):
     given, space = acted(spaces.MultiBinary(shape), np.array([[0, 1, 1], [1, 0, 0]], np.int32), 2)
@@ -126,6 +151,8 @@ def test_specs():
         (spaces.Box(0, 1, (2,), np.longdouble), r"Box.*float128.*not supported"),
         (spaces.Graph(spaces.Discrete(2), None), "Graph"),
         (spaces.Tuple([]), "no array"),
+        (spaces.Dict({1: spaces.Discrete(2)}), "the key 1: the keys must be texts"),
+        (spaces.Tuple([spaces.Dict({1: spaces.Discrete(2), "a": spaces.Discrete(2)})]), "key 1"),
     ],
 )
 def test_unsupported_observation_spaces(space, words):
@@ -139,6 +166,8 @@ def test_unsupported_observation_spaces(space, words):
         (spaces.Box(-np.inf, 1.0, (2,)), "infinite bounds"),
         (spaces.Dict(a=spaces.Discrete(2)), r"Dict.*not supported.*Discrete, MultiDiscrete"),
         (spaces.Sequence(spaces.Discrete(2)), "Sequence.*not supported.*MultiBinary"),
+        (spaces.Box(-1.0, 1.0, (0,)), "nothing to choose"),
+        (spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1, (2, 0))]), "nothing to choose"),
     ],
 )
 def test_unsupported_action_spaces(space, words):
