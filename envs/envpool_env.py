@@ -14,8 +14,6 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-# A configuration that names this factory may include one that binds gym_env, which then must exist.
-import seed_rl.envs.gym_env  # noqa: F401
 from seed_rl.environment_factory import missing_package
 from seed_rl.user_error import UserError
 

@@ -9,6 +9,8 @@ As text, because actors read the same files and must not import the agent, which
 hundreds of them run, and each would pay seconds and hundreds of megabytes for it.
 """
 
+import collections.abc
+import contextlib
 import importlib
 import importlib.resources
 import inspect
@@ -110,7 +112,8 @@ def load(gin_configs: Sequence[str], gin_bindings: Sequence[str], for_actor: boo
         a plug-in cannot be imported, or a parameter's value is of another type than it needs.
     """
     files = [find_config(name) for name in gin_configs]
-    experiment = _read_experiment(files, gin_bindings)
+    experiment, read = _read_experiment(files, gin_bindings)
+    _import_replaced_environments(read)
     _import_environment(experiment.environment)
     skip: bool | list[str] = False
     if for_actor:
@@ -177,11 +180,33 @@ def _import_environment(path: str) -> None:
         raise ConfigError(f"experiment.environment={path!r}: {error}") from error
 
 
-def _read_experiment(files: Sequence[str], bindings: Sequence[str]) -> Experiment:
-    """Finds the plug-ins; the names they will bring are not known yet and are passed over."""
-    _parse(files, bindings, skip_unknown=True)
+def _import_replaced_environments(read: Sequence[Any]) -> None:
+    """Imports the environments of files in whose place another file or a binding puts its own.
+
+    Those files bind parameters of their environments, which would be unknown names otherwise.
+
+    Args:
+      read: what `_parse` returned.
+    """
+    for file in read:
+        _import_replaced_environments(file.includes)
+        _parse([file.filename], [], skip_unknown=True)
+        # A file may name none; and one that cannot be imported is not needed.
+        with contextlib.suppress(ImportError, ValueError):
+            load_factory(_macro_value(gin.query_parameter("experiment.environment")))
+
+
+def _read_experiment(
+    files: Sequence[str], bindings: Sequence[str]
+) -> tuple[Experiment, Sequence[Any]]:
+    """Finds the plug-ins; the names they will bring are not known yet and are passed over.
+
+    Returns:
+      The Experiment, and what `_parse` returned.
+    """
+    read = _parse(files, bindings, skip_unknown=True)
     try:
-        return _experiment()
+        return _experiment(), read
     except RuntimeError as error:
         raise ConfigError(
             "the configuration names no agent or no environment: bind experiment.agent and "
@@ -204,13 +229,20 @@ def _agent_configurables(agent: str) -> Sequence[str] | None:
         return None
 
 
-def _parse(files: Sequence[str], bindings: Sequence[str], skip_unknown: bool | list[str]) -> None:
+def _parse(
+    files: Sequence[str], bindings: Sequence[str], skip_unknown: bool | list[str]
+) -> Sequence[Any]:
+    """Puts files and bindings in place of what was bound before.
+
+    Returns:
+      What gin read: for every file its `filename`, and its `includes`, which are the same.
+    """
     gin.clear_config()
     gin.add_config_file_search_path(str(importlib.resources.files("seed_rl.configs")))
     root_logger = logging.getLogger()
     root_logger.addFilter(_is_no_lookup)
     try:
-        gin.parse_config_files_and_bindings(
+        return gin.parse_config_files_and_bindings(
             list(files), list(bindings), skip_unknown=skip_unknown, finalize_config=False
         )
     except _GIN_ERRORS as error:
@@ -255,12 +287,16 @@ def _check_types() -> None:
                 parameters[name] = int(value)
 
 
+_MAPPING, _SEQUENCE = collections.abc.Mapping, collections.abc.Sequence
+
 _KIND_NAMES: dict[Any, str] = {
     bool: "True or False",
     int: "a whole number",
     float: "a number",
     str: "a text in quotes",
     type(None): "None",
+    _MAPPING: "a dict such as {'name': 1}",
+    _SEQUENCE: "a list such as [1, 2]",
     Callable: "a reference such as @name",
 }
 
@@ -278,11 +314,16 @@ def _plain_kinds(annotation: Any) -> list[Any]:
     origin = typing.get_origin(annotation)
     is_union = origin in (typing.Union, types.UnionType)
     parts = typing.get_args(annotation) if is_union else [annotation]
-    kinds = [Callable if typing.get_origin(p) is _CALLABLE else p for p in parts]
+    kinds = [_ORIGINS.get(typing.get_origin(p), p) for p in parts]
     return kinds if all(isinstance(k, typing.Hashable) and k in _KIND_NAMES for k in kinds) else []
 
 
-_CALLABLE = typing.get_origin(Callable[..., Any])
+# What an annotation such as Mapping[str, Any] says of the whole value.
+_ORIGINS: dict[Any, Any] = {
+    typing.get_origin(Callable[..., Any]): Callable,
+    _MAPPING: _MAPPING,
+    _SEQUENCE: _SEQUENCE,
+}
 
 
 def _is_a(value: Any, kind: Any) -> bool:
@@ -291,6 +332,8 @@ def _is_a(value: Any, kind: Any) -> bool:
     if kind in (int, float):
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return number and (kind is float or value == value // 1)  # 1e6 is how people write it
+    if kind is _SEQUENCE and isinstance(value, str):
+        return False  # a text in place of a list of texts
     return isinstance(value, kind)
 
 

@@ -290,6 +290,35 @@ def test_the_declared_names_are_those_that_gin_knows():
     assert len(packages) > 1
 
 
+# Environments in place of others
+
+
+REPLACED = "gym_env.env_id = 'CartPole-v1'\nexperiment.environment = 'seed_rl.envs.gym_env:gym_env'"
+OWN = "experiment.environment = 'seed_rl.envs.memory:memory_environment'"
+
+
+@pytest.mark.parametrize("for_actor", [False, True])
+@pytest.mark.parametrize("is_included", [False, True])
+def test_another_environment_may_take_the_place_of_a_files(is_included, for_actor, tmp_path):
+    """As in --gin_config=gym_vtrace with one's own VectorEnv."""
+    (tmp_path / "a.gin").write_text(f"{REPLACED}\n")
+    (tmp_path / "b.gin").write_text(f"include '{tmp_path}/a.gin'\n{OWN}\n")
+    name = "b" if is_included else "a"
+    # In a process that has not imported the replaced environment before.
+    script = (
+        "from seed_rl import config; print(config.load("
+        f"['{tmp_path}/{name}.gin'], [{BASE[0]!r}, {OWN!r}], for_actor={for_actor}).environment)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.split() == ["seed_rl.envs.memory:memory_environment"], done.stderr[-2000:]
+
+
+def test_what_no_environment_of_the_run_has_is_an_unknown_name():
+    script = f"from seed_rl import config; config.load([], {[*BASE, 'gym_env.env_id = 1']!r}, True)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "No configurable matching 'gym_env'" in done.stderr
+
+
 # Types
 
 
@@ -306,6 +335,35 @@ def test_the_declared_names_are_those_that_gin_knows():
 @pytest.mark.parametrize("for_actor", [False, True])
 def test_a_value_of_another_type_is_named(binding, expected, for_actor):
     assert expected in message_of(binding, for_actor=for_actor)
+
+
+LIST, DICT = "a list such as [1, 2]", "a dict such as {'name': 1}"
+
+
+@pytest.mark.parametrize(
+    ("environment", "binding", "expected"),
+    [
+        ("gym_env:gym_env", "gym_env.kwargs = 'x'", f"{DICT} or None, got 'x'"),
+        ("gym_env:gym_env", "gym_env.wrappers = 5", f"{LIST}, got 5"),
+        ("gym_env:gym_env", "gym_env.wrappers = 'time_limit'", f"{LIST}, got 'time_limit'"),
+        ("dmlab:create_environment", "DmLab.action_set = 5", f"{LIST}, got 5"),
+        ("dmlab:create_environment", "DmLab.config = [1]", f"{DICT} or None, got [1]"),
+        ("dmlab:create_environment", "dmlab_environment.levels = 7", f"quotes or {LIST}, got 7"),
+        (
+            "football:create_environment",
+            "football_environment.smm_size = 7",
+            f"quotes or {LIST}, got 7",
+        ),
+        (
+            "football:create_environment",
+            "football_environment.engine_options = 'x'",
+            f"{DICT} or None, got 'x'",
+        ),
+    ],
+)
+def test_a_value_that_is_no_list_or_dict_is_named(environment, binding, expected):
+    message = message_of(f"experiment.environment = 'seed_rl.envs.{environment}'", binding)
+    assert f"{binding.partition(' ')[0]} must be {expected}" in message.replace("a text in ", "")
 
 
 @pytest.mark.parametrize(
