@@ -68,7 +68,7 @@ def _make_from_function(env_id: str, env_index: int, kwargs: dict[str, Any]) -> 
     if has_parameter(function, "env_indices"):
         raise TypeError(
             f"{env_id} has the parameter env_indices, so it makes a VectorEnv. gym_env makes "
-            f"single environments: name {env_id} as the factory of the environments instead."
+            f"single environments. Instead: experiment.environment = {env_id!r}"
         )
     return make_single(functools.partial(function, **kwargs), env_index)
 

@@ -22,6 +22,7 @@ import numpy as np
 from gymnasium import spaces
 
 from seed_rl.environment_factory import missing_package
+from seed_rl.rewards import as_number
 from seed_rl.user_error import UserError
 
 
@@ -83,7 +84,7 @@ class RewardFunction(gymnasium.Wrapper):
         """Takes one action."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         info = {"raw_reward": reward, **info}  # of several such wrappers, the innermost's
-        return observation, self._function(float(reward)), terminated, truncated, info
+        return observation, self._function(as_number(reward)), terminated, truncated, info
 
 
 @gin.configurable
@@ -106,8 +107,8 @@ class RepeatedAction(gymnasium.Wrapper):
         total = raw = 0.0
         for _ in range(self._times):
             observation, reward, terminated, truncated, info = self.env.step(action)
-            total += float(reward)
-            raw += float(info.get("raw_reward", reward))
+            total += as_number(reward)
+            raw += as_number(info.get("raw_reward", reward), "raw reward")
             if terminated or truncated:
                 break
         return observation, total, terminated, truncated, {**info, "raw_reward": raw}

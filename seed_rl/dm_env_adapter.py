@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from seed_rl.rewards import as_number
 from seed_rl.spaces import UnsupportedSpaceError
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class DmEnvironment(gymnasium.Env):
         last = int(time_step.step_type) == 2  # StepType.LAST
         terminated = last and not time_step.discount  # None, too, promises nothing further
         # None is the reward of a first step, where the environment has started anew by itself.
-        reward = 0.0 if time_step.reward is None else float(time_step.reward)
+        reward = 0.0 if time_step.reward is None else as_number(time_step.reward)
         return time_step.observation, reward, terminated, last and not terminated, {}
 
     def render(self) -> Any:

@@ -22,6 +22,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from seed_rl.environment_factory import load_factory, make_environments, make_single
+from seed_rl.rewards import UnusableNumberError, as_number
 from seed_rl.spaces import (
     ActionTranslator,
     ObservationError,
@@ -31,6 +32,7 @@ from seed_rl.spaces import (
     observation_specs,
 )
 from seed_rl.structures import EnvOutput
+from seed_rl.user_error import UserError
 
 __all__ = [
     "EnvironmentBatch",
@@ -233,9 +235,11 @@ class SingleEnvironments(EnvironmentBatch):
         self._episode_steps += 1
         for i, action in enumerate(self._translate.split(translated, self.num_envs)):
             try:
-                observation, reward, terminated, truncated, info = self._envs[i].step(action)
-                rewards[i] = reward
-                raw_rewards[i] = info.get("raw_reward", reward)
+                observation, reward, terminated, truncated, info = _five_values(
+                    self._envs[i].step(action)
+                )
+                rewards[i] = as_number(reward)
+                raw_rewards[i] = as_number(info.get("raw_reward", reward), "raw reward")
                 # Nobody is shown the observation in which an episode ends by itself.
                 values = [] if terminated else self._layout.leaves(observation)
                 _check_rewards(rewards[i], raw_rewards[i])
@@ -292,7 +296,7 @@ class SingleEnvironments(EnvironmentBatch):
         """Resets environment i and writes its first observation."""
         seed, self._seeds[i] = self._seeds[i], None
         try:
-            observation, _ = self._envs[i].reset(seed=seed)
+            observation = _first_observation(self._envs[i].reset(seed=seed))
             self._write(i, observation, leaves)
         except Exception as error:
             if self._is_hopeless(error):
@@ -308,7 +312,7 @@ class SingleEnvironments(EnvironmentBatch):
             _close(self._envs[i], f"environment {env_index}")
             try:
                 self._envs[i] = make_single(self._factory, env_index)
-                observation, _ = self._envs[i].reset()
+                observation = _first_observation(self._envs[i].reset())
                 self._write(i, observation, leaves)
             except Exception as again:
                 error = again
@@ -374,7 +378,9 @@ class VectorEnvironments(EnvironmentBatch):
 
     def _step(self, actions: Any) -> list[Rows]:
         try:
-            observation, rewards, terminations, truncations, infos = self._env.step(actions)
+            observation, rewards, terminations, truncations, infos = _five_values(
+                self._env.step(actions)
+            )
             step = _VectorStep(
                 self._layout.leaves(observation, (self.num_envs,)),
                 np.array(rewards, np.float32),
@@ -431,8 +437,8 @@ class VectorEnvironments(EnvironmentBatch):
         # Copied: the environment may write the first observations over the ones it gave.
         leaves = [leaf.copy() for leaf in step.leaves]
         try:
-            observation, _ = self._env.reset(options={"reset_mask": ended.copy()})
-            first = self._checked(observation)
+            result = self._env.reset(options={"reset_mask": ended.copy()})
+            first = self._checked(_first_observation(result))
         except Exception as error:
             rows = self._ended_rows(step, self._restart(error), final_leaves)
             self._tear(rows[-1], ~ended)
@@ -577,17 +583,27 @@ class _VectorStep(NamedTuple):
 
 def _autoreset_mode(env: VectorEnv) -> AutoresetMode:
     # gymnasium's own default where the environment does not say.
-    return AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+    mode = (env.metadata or {}).get("autoreset_mode", AutoresetMode.NEXT_STEP)
+    try:
+        return AutoresetMode(mode)
+    except ValueError:
+        if isinstance(mode, str) and mode in AutoresetMode.__members__:
+            return AutoresetMode[mode]
+        raise UserError(
+            f"The VectorEnv has the autoreset_mode {mode!r} in its metadata, which is none of "
+            f"{', '.join(map(str, AutoresetMode))}."
+        ) from None
 
 
 def _seeded_reset(env: Any, seeds: list[int] | None) -> Any:
     """Resets every environment of a VectorEnv; returns the observations."""
     if seeds is None:
-        return env.reset()[0]
+        return _first_observation(env.reset())
     try:
-        return env.reset(seed=seeds)[0]
+        result = env.reset(seed=seeds)
     except TypeError:  # ale-py's takes an array, and no list
-        return env.reset(seed=np.array(seeds))[0]
+        result = env.reset(seed=np.array(seeds))
+    return _first_observation(result)
 
 
 def _raw_rewards(rewards: Any, infos: dict) -> np.ndarray:
@@ -617,8 +633,33 @@ def _final_leaves(layout: ObservationLayout, step: _VectorStep, infos: dict) -> 
     return [leaf[indices] for leaf in layout.leaves(final, step.terminations.shape)]
 
 
-class UnusableNumberError(ValueError):
-    """An environment gave a number that no network can learn from."""
+def _first_observation(result: Any) -> Any:
+    """Returns the observation that `reset` returned; raises ValueError if it returned no pair."""
+    if isinstance(result, tuple) and len(result) == 2 and hasattr(result[1], "get"):
+        return result[0]
+    raise ValueError(
+        f"reset() returned {_kind_of(result)}, expected a tuple of (observation, info), where info "
+        f"is a dict. {_OLD_API}"
+    )
+
+
+def _five_values(result: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """Returns what `step` returned; raises ValueError if it is something else than it has to be."""
+    if isinstance(result, tuple) and len(result) == 5 and hasattr(result[4], "get"):
+        return result
+    raise ValueError(
+        f"step() returned {_kind_of(result)}, expected a tuple of (observation, reward, "
+        f"terminated, truncated, info), where info is a dict. {_OLD_API}"
+    )
+
+
+_OLD_API = "A class with the API of the old gym must not derive from gymnasium's classes."
+
+
+def _kind_of(result: Any) -> str:
+    if not isinstance(result, tuple):
+        return f"a {type(result).__name__}"
+    return f"a tuple of {', '.join(type(value).__name__ for value in result)}"
 
 
 def _check_rewards(rewards: Any, raw_rewards: Any) -> None:
@@ -640,7 +681,9 @@ def _check_finite(values: Sequence[np.ndarray]) -> None:
     """Raises UnusableNumberError for NaN or infinity: one would spoil every parameter."""
     for value in values:
         if value.dtype.kind == "f" and not np.isfinite(value).all():
-            raise UnusableNumberError("the observation is not finite (NaN or infinite)")
+            raise UnusableNumberError(
+                "the observation is not finite (NaN, infinite, or too large for its dtype)"
+            )
 
 
 def _put(leaves: list[np.ndarray], i: int, values: list[np.ndarray]) -> None:

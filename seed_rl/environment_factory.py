@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,8 @@ from gymnasium.vector import VectorEnv
 from seed_rl.dm_env_adapter import DmEnvironment, looks_like_dm_env
 from seed_rl.old_gym import OldGymEnvironment, looks_like_old_gym
 from seed_rl.user_error import UserError
+
+logger = logging.getLogger(__name__)
 
 # Module → the extra of this package that brings it.
 EXTRAS = {
@@ -158,6 +161,14 @@ def _call(factory: Callable, **kwargs: Any) -> Any:
         if "pip install" in str(error):
             raise
         raise missing_package(error, factory_name(factory)) from error
+    except (UserError, gymnasium.error.Error, AttributeError, TypeError, ValueError):
+        raise  # these say more, or are taken for a wrong configuration
+    except Exception as error:
+        logger.debug("an environment could not be made", exc_info=True)
+        raise UserError(
+            f"{factory_name(factory)} raised {type(error).__name__} when it made an environment: "
+            f"{error} (--verbosity=1 shows where)"
+        ) from error
 
 
 def _sized(env: VectorEnv, env_indices: Sequence[int], factory: Callable) -> VectorEnv:

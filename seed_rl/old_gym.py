@@ -68,14 +68,17 @@ class OldGymEnvironment(gymnasium.Env):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
         """Takes one action; a time limit is reported as truncation."""
         result = self.env.step(action)
-        if len(result) == 5:
+        count = len(result) if isinstance(result, (tuple, list)) else 1
+        if count == 5:
             return result
-        if len(result) != 4:
+        if count != 4:
             raise ValueError(
-                f"step() of {self.env} returned {len(result)} values, expected (observation, "
+                f"step() of {self.env} returned {count} values, expected (observation, "
                 "reward, done, info) or (observation, reward, terminated, truncated, info)"
             )
         observation, reward, done, info = result
+        if not hasattr(info, "get"):
+            raise ValueError(f"step() of {self.env} returned the info {info!r}, expected a dict")
         truncated = bool(done) and bool(info.get("TimeLimit.truncated", False))
         return observation, reward, bool(done) and not truncated, truncated, info
 

@@ -13,6 +13,7 @@ from seed_rl.environment import (
     ObservationError,
     make_environment_batch,
 )
+from seed_rl.user_error import UserError
 
 ON, END, CUT, BOTH = (False, False), (True, False), (False, True), (True, True)
 
@@ -490,6 +491,116 @@ def test_a_reward_that_is_no_number_is_named():
     with pytest.raises(EnvironmentFailedError, match=r"6.*a lot"):
         for _ in range(2):
             batch.step(np.zeros(1, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        (np.ones(2), r"the reward must be a number, got array\(\[1., 1.\]\)"),
+        (None, "the reward must be a number, got None"),
+        (1j, "the reward must be a number, got 1j"),
+    ],
+)
+def test_what_is_in_place_of_a_reward_is_shown(reward, words):
+    batch = make_environment_batch(lambda: Scripted([[(reward, ON)]]), [6], 0, max_failures=1)
+    batch.reset()
+    with pytest.raises(EnvironmentFailedError, match=words):
+        batch.step(np.zeros(1, np.int64))
+
+
+def test_a_reward_in_an_array_of_one_is_taken():
+    script = [[(np.array([[2.5]]), ON), (3.0, ON)]]
+    batch = make_environment_batch(lambda: Scripted(script), [0], 0, max_failures=1)
+    batch.reset()
+    (rows,) = batch.step(np.zeros(1, np.int64))
+    assert rows.env_outputs.reward.tolist() == [2.5] == rows.raw_rewards.tolist()
+
+
+class Returning(Scripted):
+    """Returns from `reset` or `step` what it is given."""
+
+    def __init__(self, returned, by):
+        super().__init__(STEADY)
+        self._returned, self._by = returned, by
+
+    def reset(self, **kwargs):
+        return self._returned if self._by == "reset" else super().reset(**kwargs)
+
+    def step(self, action):
+        return self._returned
+
+
+@pytest.mark.parametrize("is_vector", [False, True])
+@pytest.mark.parametrize(
+    ("by", "returned", "words"),
+    [
+        ("reset", np.zeros(1, np.float32), r"reset\(\) returned a ndarray, expected .*\(obs"),
+        ("reset", (np.zeros(1, np.float32), None), "a tuple of ndarray, NoneType, expected"),
+        ("step", (np.zeros(1), 0.0, True, {}), r"step\(\) returned a tuple of ndarray, float, bo"),
+        ("step", (np.zeros(1), 0.0, True, True, None), "bool, NoneType, expected.*info is a dict"),
+        ("step", None, "step.* returned a NoneType, expected"),
+    ],
+)
+def test_what_reset_and_step_return_in_place_of_their_tuples_is_said(
+    is_vector, by, returned, words
+):
+    class Vector(gymnasium.vector.VectorEnv):
+        num_envs = 1
+        single_observation_space, single_action_space = BOX, spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return returned if by == "reset" else (np.zeros((1, 2), np.float32), {})
+
+        def step(self, actions):
+            return returned
+
+        def close(self):
+            pass
+
+    def make_vector(env_indices):
+        return Vector()
+
+    make = make_vector if is_vector else lambda: Returning(returned, by)
+    batch = make_environment_batch(make, [0], 0, max_failures=1)
+    with pytest.raises(EnvironmentFailedError, match=f"{words}.*API of the old gym"):
+        batch.reset()
+        batch.step(np.zeros(1, np.int64))
+
+
+@pytest.mark.parametrize("mode", [True, "sometimes", 7])
+def test_an_autoreset_mode_that_is_none_is_named(mode):
+    with pytest.raises(UserError, match=f"autoreset_mode {mode!r}.*SAME_STEP"):
+        make_environment_batch(in_mode(mode), [0], 0)
+
+
+@pytest.mark.parametrize("mode", ["SAME_STEP", "SameStep", AutoresetMode.SAME_STEP])
+def test_an_autoreset_mode_may_be_named(mode):
+    batch = make_environment_batch(in_mode(mode), [0], 0)
+    batch.reset()
+    (rows,) = batch.step(np.zeros(1, np.int64))
+    # In this mode alone the step that ends an episode shows the next one.
+    assert rows.env_outputs.done.tolist() == [True]
+
+
+def in_mode(mode):
+    class Ending(gymnasium.vector.VectorEnv):
+        """Every step is the last one of an episode."""
+
+        num_envs = 1
+        single_observation_space, single_action_space = BOX, spaces.Discrete(2)
+        metadata = {"autoreset_mode": mode}  # noqa: RUF012, as gymnasium has it
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros((1, 2), np.float32), {}
+
+        def step(self, actions):
+            yes = np.ones(1, bool)
+            return np.zeros((1, 2), np.float32), np.ones(1), yes, ~yes, {}
+
+    def make(env_indices):
+        return Ending()
+
+    return make
 
 
 def with_observation(value, space):

@@ -11,8 +11,13 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
-from seed_rl.environment import UnsupportedSpaceError, make_environment_batch
+from seed_rl.environment import (
+    EnvironmentFailedError,
+    UnsupportedSpaceError,
+    make_environment_batch,
+)
 from seed_rl.environment_factory import load_factory
+from seed_rl.user_error import UserError
 
 ACTION = np.zeros(1, np.int64)
 
@@ -169,6 +174,14 @@ def told(all_rows):
     ]
 
 
+def test_a_factory_that_raises_is_named():
+    def make():
+        return {}["missing"]
+
+    with pytest.raises(UserError, match=r"make raised KeyError when it made an env.*'missing'"):
+        make_environment_batch(make, [0], 0)
+
+
 def test_an_old_environment_tells_ends_from_time_limits():
     env = OldApi()
     batch = make_environment_batch(lambda: env, [5], seed=10)
@@ -200,6 +213,25 @@ def test_the_old_api_of_gym_0_26():
     assert told([batch.reset()]) == [(0.0, False, 0.0, False)]
     assert env.seeds == [("reset", 15)]
     assert told(batch.step(ACTION + 1)) == [(2.0, False, 1.0, False), (0.0, True, 0.0, True)]
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ((0.0, 1.0, False), r"step\(\) of .* returned 3 values, expected"),
+        (None, r"step\(\) of .* returned 1 values, expected"),
+        ((0.0, 1.0, False, None), "returned the info None, expected a dict"),
+    ],
+)
+def test_what_step_of_an_old_environment_returns_wrongly_is_said(returned, words):
+    class Wrong(OldApi):
+        def step(self, action):
+            return returned
+
+    batch = make_environment_batch(Wrong, [0], 0, max_failures=1)
+    batch.reset()
+    with pytest.raises(EnvironmentFailedError, match=words):
+        batch.step(ACTION)
 
 
 def test_a_pair_that_is_an_observation_is_not_taken_for_gym_0_26():
