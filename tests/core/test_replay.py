@@ -221,6 +221,16 @@ def test_count_and_budget_limit_together():
     assert len(replay) == 3  # three times 6.1 kB
 
 
+def test_a_budget_is_used_to_the_last_byte():
+    items = frames_of(np.random.default_rng(0), 3, noise=True)
+    unlimited = PrioritizedReplay(5, FRAMES, 0.6)
+    unlimited.insert(items, np.ones(3))
+    for budget, held in ((unlimited.bytes_used, 3), (unlimited.bytes_used - 1, 2)):
+        replay = PrioritizedReplay(5, FRAMES, 0.6, max_bytes=budget)
+        replay.insert(items, np.ones(3))
+        assert len(replay) == held
+
+
 def test_updates_of_items_that_a_budget_dropped_are_left_out():
     replay = PrioritizedReplay(None, FRAMES, 0.6, max_bytes=25_000)
     rng = np.random.default_rng(0)
