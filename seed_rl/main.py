@@ -51,7 +51,9 @@ flags.DEFINE_integer("seed", 1, "Environment i starts from seed + i.", lower_bou
 flags.DEFINE_string(
     "profile_steps", "", "learner: training steps to trace for TensorBoard, such as 100:110."
 )
-flags.DEFINE_integer("num_episodes", 100, "eval: episodes to play.", lower_bound=1)
+flags.DEFINE_integer(
+    "num_episodes", None, "eval: episodes to play (100; with --video, 1).", lower_bound=1
+)
 flags.DEFINE_bool("greedy", True, "eval: take the best action; --nogreedy acts as in training.")
 flags.DEFINE_string("video", None, "eval: an .mp4 or .avi file to write.")
 flags.DEFINE_integer("num_steps", 300, "check_env: agent steps to take.", lower_bound=1)
@@ -269,7 +271,8 @@ def run_eval(signals: "StopSignals") -> None:
     from seed_rl.environment import make_environment_batch
     from seed_rl.evaluation import evaluate
 
-    num_envs = 1 if FLAGS.video else min(FLAGS.env_batch_size, FLAGS.num_episodes)
+    num_episodes = _num_episodes(FLAGS.num_episodes, FLAGS.video)
+    num_envs = 1 if FLAGS.video else min(FLAGS.env_batch_size, num_episodes)
     # Other seeds than in training, so that no episode is one that was trained on.
     environments = make_environment_batch(
         experiment.environment, range(num_envs), FLAGS.seed + 1_000_000
@@ -278,13 +281,20 @@ def run_eval(signals: "StopSignals") -> None:
         result = evaluate(
             agent,
             environments,
-            FLAGS.num_episodes,
+            num_episodes,
             greedy=FLAGS.greedy,
             video_path=FLAGS.video,
         )
     finally:
         environments.close()
     print(result.report())
+
+
+def _num_episodes(given: int | None, video: str | None) -> int:
+    """Returns how many episodes to play: a video is played by one environment, to be looked at."""
+    if given is not None:
+        return given
+    return 1 if video else 100
 
 
 def run_export(signals: "StopSignals") -> None:

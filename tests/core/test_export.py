@@ -1,5 +1,7 @@
 """SavedModels do what the agent does, without its code."""
 
+import collections
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -68,3 +70,17 @@ def test_exporting_again_replaces_the_model(tmp_path, tiny_agent):
     model = tf.saved_model.load(export_policy(agent, *SPECS, str(tmp_path)))
     arguments = tf.nest.map_structure(tf.constant, inputs(3, (np.zeros(3, np.int32),)))
     assert model.greedy_policy(*arguments)[0].action.numpy().tolist() == [0, 0, 0]
+
+
+def test_a_namedtuple_of_ones_own_will_do(tmp_path, tiny_agent):
+    """Who loads the model has no EnvOutput of this package."""
+    agent = tiny_agent()
+    arguments = inputs(3, (np.arange(3, dtype=np.int32),))
+    expected = agent.greedy_policy(*arguments)[0].action
+    own = collections.namedtuple(
+        "EnvOutput", ["reward", "done", "observation", "abandoned", "episode_step"]
+    )
+    env_ids, prev_actions, env_outputs, state = tf.nest.map_structure(tf.constant, arguments)
+    model = tf.saved_model.load(export_policy(agent, *SPECS, str(tmp_path)))
+    outputs, _ = model.greedy_policy(env_ids, prev_actions, own(*env_outputs), state)
+    np.testing.assert_array_equal(outputs.action, expected)

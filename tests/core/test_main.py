@@ -44,6 +44,14 @@ def test_an_error_that_says_what_to_do_keeps_its_words():
         raise ArithmeticError("a bug")
 
 
+@pytest.mark.parametrize(
+    ("given", "video", "expected"),
+    [(None, None, 100), (None, "play.mp4", 1), (7, "play.mp4", 7), (7, None, 7)],
+)
+def test_a_video_is_of_one_episode_unless_more_are_asked_for(given, video, expected):
+    assert main._num_episodes(given, video) == expected
+
+
 def test_what_gin_adds_is_made_readable():
     error = ValueError("too\nlow\n  In call to configurable 'MLP' (<class 'a.b.MLP'>)")
     assert main._one_line(error) == "too low [in MLP]"
@@ -96,7 +104,9 @@ def test_beyond_this_machine_the_refusal_names_the_flag(part, tmp_path):
     done = _run_main(part, "--server_address=192.0.2.1:80", f"--logdir={tmp_path}")
     assert done.returncode == 2
     assert "--insecure" in done.stderr and "insecure=True" in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: 192.0.2.1:80: 192.0.2.1 is not on this")
+    assert done.stderr.splitlines()[-1].startswith(
+        "error: 192.0.2.1:80: 192.0.2.1 reaches beyond this"
+    )
 
 
 @pytest.mark.parametrize("where", ["file", "environment"])
