@@ -75,8 +75,9 @@ def random_batch(agent, seed=0, weights=(1.0, 0.5, 0.25)):
     )
 
 
-def test_the_loss_is_the_weighted_mean_and_the_feedback_the_priorities():
-    agent = make_agent()
+@pytest.mark.parametrize("settings", [{}, {"eta": 0.3, "max_abs_reward": 0.5}])
+def test_the_loss_is_the_weighted_mean_and_the_feedback_the_priorities(settings):
+    agent = make_agent(**settings)
     batch = random_batch(agent)
     for variable in agent.checkpoint_items["target_network"].trainable_variables:
         variable.assign_add(tf.ones_like(variable) * 0.1)
@@ -91,6 +92,7 @@ def test_the_loss_is_the_weighted_mean_and_the_feedback_the_priorities():
         gamma=0.9,
         burn_in=BURN_IN,
         n_steps=2,
+        **settings,
     )
     outputs = agent.loss(batch)
     np.testing.assert_allclose(
@@ -109,10 +111,15 @@ def test_stored_state_can_be_left_out():
     assert without != make_agent().loss(batch).loss
 
 
-def test_initial_priorities_come_from_the_q_values_that_acted():
-    agent = make_agent()
+@pytest.mark.parametrize(("eta", "max_abs_reward"), [(0.9, 0.0), (0.6, 0.5)])
+def test_initial_priorities_come_from_the_q_values_that_acted(eta, max_abs_reward):
+    agent = make_agent(eta=eta, max_abs_reward=max_abs_reward)
     unrolls = random_unrolls(agent)
     outputs, env_outputs = unrolls.agent_outputs, unrolls.env_outputs
+    env_outputs.abandoned[0, BURN_IN + 2] = env_outputs.done[0, BURN_IN + 2] = True
+    rewards = env_outputs.reward
+    if max_abs_reward:
+        rewards = np.clip(rewards, -max_abs_reward, max_abs_reward)
     q = outputs.q_values.astype(float)
 
     def h(x):
@@ -124,17 +131,73 @@ def test_initial_priorities_come_from_the_q_values_that_acted():
     for b in range(B):
         errors = []
         for t in range(BURN_IN, STEPS - 1):
+            if env_outputs.abandoned[b, t + 1]:
+                continue
             target, discount = 0.0, 1.0
             for k in range(t + 1, min(t + 2, STEPS - 1) + 1):  # n_steps is 2
-                target += discount * env_outputs.reward[b, k]
+                if env_outputs.abandoned[b, k]:
+                    target += discount * values[b, k - 1]
+                    break
+                target += discount * rewards[b, k]
                 discount *= 0.9
                 if env_outputs.done[b, k]:
                     break
             else:
                 target += discount * values[b, k]
             errors.append(abs(h(target) - q[b, t, outputs.action[b, t]]))
-        expected.append(0.9 * max(errors) + 0.1 * np.mean(errors))
+        expected.append(eta * max(errors) + (1 - eta) * np.mean(errors))
     np.testing.assert_allclose(agent.initial_priorities(unrolls), expected, rtol=1e-4)
+
+
+def specs_of(unrolls):
+    return tf.nest.map_structure(
+        lambda x: TensorSpec(np.shape(x)[1:], np.asarray(x).dtype), unrolls
+    )
+
+
+def make_sink(priorities, **settings):
+    """Returns a sink that gives every B unrolls these priorities, and the unrolls."""
+    agent = make_agent(min_replay_size=1, replay_ratio=1000.0, **settings)
+    agent.initial_priorities = lambda unrolls: np.array(priorities)
+    unrolls = random_unrolls(agent)
+    return agent.make_unroll_sink(specs_of(unrolls)), unrolls
+
+
+def test_the_exponents_reach_the_replay():
+    priorities = np.array([1.0, 2.0, 4.0])
+    sink, unrolls = make_sink(priorities, priority_exponent=1.0, importance_sampling_exponent=1.0)
+    sink.put(unrolls)
+    for _ in range(10):
+        batch = sink.next_batch(0.0)
+        drawn = priorities[batch.indices]
+        np.testing.assert_allclose(batch.weights, drawn.min() / drawn, rtol=1e-6)
+    # Uniform, so that also a priority of 0 is drawn; 0 for the other exponent would not be.
+    sink, unrolls = make_sink([0.0, 2.0, 4.0], priority_exponent=0.0)
+    sink.put(unrolls)
+    drawn = [set(sink.next_batch(0.0).indices.tolist()) for _ in range(30)]
+    assert set.union(*drawn) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("save_replay", [False, True])
+def test_the_replay_is_saved_only_if_asked(save_replay, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    sink, unrolls = make_sink([1.0, 2.0, 4.0], save_replay=save_replay)
+    sink.put(unrolls)
+    sink.save(str(tmp_path))
+    again, _ = make_sink([1.0, 2.0, 4.0])
+    expected = "restored a replay of 3 unrolls" if save_replay else "there is no saved replay"
+    assert again.restore(str(tmp_path)).startswith(expected)
+
+
+def test_gradients_are_clipped_to_the_norm():
+    agent = make_agent(max_gradient_norm=1e-3)
+    before = [v.numpy() for v in agent.trainable_variables]
+    trainer = Trainer(agent, keras.optimizers.SGD(1.0))
+    metrics, _ = trainer.step(random_batch(agent))
+    moved = [v.numpy() - old for v, old in zip(agent.trainable_variables, before, strict=True)]
+    assert metrics["training/gradient_norm"] > 0.01  # else nothing is clipped
+    norm = np.sqrt(sum(np.sum(np.square(x, dtype=float)) for x in moved))
+    assert norm == pytest.approx(1e-3, rel=0.01)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -200,6 +263,26 @@ def test_exploration_and_its_absence():
     assert np.any(chosen.action[:20].numpy() != greedy.action[:20].numpy())
 
 
+def test_training_environments_share_the_ladder_and_the_others_act_at_eval_epsilon():
+    agent = make_agent(num_envs=4, num_eval_envs=2, eval_epsilon=1.0)
+    rows = 2000
+    env_outputs = EnvOutput(
+        np.zeros(rows, np.float32),
+        np.zeros(rows, bool),
+        np.random.default_rng(0).normal(size=(rows, 4)).astype(np.float32),
+        np.zeros(rows, bool),
+        np.zeros(rows, np.int32),
+    )
+    # Of random actions two in three are not the greedy one. ε of two environments: 0.4 and 0.4⁸.
+    for env_id, epsilon in enumerate([0.4, 0.4**8, 1.0, 1.0]):
+        inputs = (np.full(rows, env_id), np.zeros(rows, np.int32), env_outputs)
+        state = agent.initial_state(rows)
+        chosen, _ = agent.policy(*inputs, state)
+        greedy, _ = agent.greedy_policy(*inputs, state)
+        share = np.mean(chosen.action.numpy() != greedy.action.numpy())
+        assert share == pytest.approx(epsilon * 2 / 3, abs=0.05)  # four standard deviations or more
+
+
 @pytest.mark.parametrize(
     ("num_envs", "expected"), [(640, 30), (1, 0), (10, 0), (11, 1), (16, 1), (64, 3)]
 )
@@ -245,9 +328,7 @@ def test_senseless_settings_are_refused(settings, expected):
 
 def test_a_replay_that_does_not_fit_is_refused_with_figures():
     agent = make_agent(replay_size=10**12)
-    specs = tf.nest.map_structure(
-        lambda x: TensorSpec(np.shape(x)[1:], np.asarray(x).dtype), random_unrolls(agent)
-    )
+    specs = specs_of(random_unrolls(agent))
     with pytest.raises(UserError, match=r"does not fit in memory: 1,000,000,000,000 items of .*Gi"):
         agent.make_unroll_sink(specs)
     make_agent().make_unroll_sink(specs).close()
