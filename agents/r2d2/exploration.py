@@ -15,7 +15,8 @@ def get_envs_epsilon(
     section A.3.1), and `eval_epsilon` in the others.
 
     Args:
-      env_ids: int [B], in [0, num_training_envs + num_eval_envs).
+      env_ids: int [B], at least 0. Those beyond all, of whoever tries an agent with more
+        environments than it was made for, only evaluate too.
       num_training_envs: how many environments are trained on: those with the lowest ids.
       num_eval_envs: how many only evaluate: those with the highest ids.
       eval_epsilon: ε of these.
@@ -34,8 +35,9 @@ def get_envs_epsilon(
     if not 0.0 <= eval_epsilon <= 1.0:
         raise ValueError(f"eval_epsilon is a probability; got {eval_epsilon}.")
     training = 0.4 ** tf.linspace(1.0, 8.0, num_training_envs)
-    epsilons = tf.concat([training, tf.fill([num_eval_envs], float(eval_epsilon))], axis=0)
-    return tf.gather(epsilons, env_ids)
+    env_ids = tf.convert_to_tensor(env_ids)
+    trains = env_ids < num_training_envs
+    return tf.where(trains, tf.gather(training, tf.where(trains, env_ids, 0)), float(eval_epsilon))
 
 
 def apply_epsilon_greedy(

@@ -14,6 +14,13 @@ def test_the_ladder():
     assert exploration.get_envs_epsilon([0], 1, 0, 0.0).numpy() == pytest.approx([0.4])
 
 
+def test_more_environments_than_the_agent_was_made_for_evaluate():
+    """As where --num_envs=1 and check_env tries two, or eval plays eight."""
+    for env_ids in (np.array([0, 1, 7]), tf.constant([0, 1, 7])):
+        epsilons = exploration.get_envs_epsilon(env_ids, 1, 0, 0.25)
+        np.testing.assert_allclose(epsilons, [0.4, 0.25, 0.25])
+
+
 def test_actions_are_replaced_as_often_as_epsilon_says():
     tf.random.set_seed(1)
     num_calls, num_actions = 20_000, 4
