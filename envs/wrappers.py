@@ -147,6 +147,8 @@ def discretize_actions(env: gymnasium.Env, bins: int = 5, joint: bool = False) -
         joint: one Discrete space of all combinations, which R2D2 needs where there are several
             dimensions; otherwise several dimensions make a MultiDiscrete.
     """
+    if bins < 2:
+        raise UserError(f"discretize_actions.bins must be at least 2, got {bins}")
     space = env.action_space
     if not isinstance(space, spaces.Box):
         raise UserError(f"discretize_actions needs actions that are a Box; they are {space}")
@@ -186,9 +188,13 @@ def resize_images(
         width: pixels.
 
     Raises:
-        UserError: the observations hold no image.
+        UserError: the observations hold no image, or a size is below 1.
         ModuleNotFoundError: OpenCV is not installed.
     """
+    if height < 1 or width < 1:
+        raise UserError(
+            f"resize_images.height and its width must be at least 1, got {height} and {width}"
+        )
     try:
         cv2 = importlib.import_module("cv2")
     except ModuleNotFoundError as error:

@@ -130,8 +130,7 @@ class _Trial:
                 digest.update(array.tobytes())
             for leaf in optree.tree_leaves(output.observation):
                 digest.update(leaf.tobytes())
-                if leaf.dtype.kind == "f" and leaf.size:
-                    self._largest = max(self._largest, float(np.abs(leaf).max()))
+                self._largest = max(self._largest, _largest_unscaled(leaf))
             self._count(rows)
             for k in range(len(rows.indices)):
                 one = optree.tree_map(lambda x, k=k: x[k], output.observation)
@@ -194,6 +193,15 @@ class _Trial:
                 "warning: no episode ended, and returns are known only then; to limit their time: "
                 "gym_env.wrappers = [@time_limit]"
             )
+
+
+def _largest_unscaled(leaf: np.ndarray) -> float:
+    """The largest magnitude among numbers that networks take as they are; 0 where they scale."""
+    if not leaf.size or leaf.dtype.kind not in "iuf":
+        return 0.0
+    largest = float(np.abs(leaf.astype(np.float64)).max())
+    # A network divides integers by their bound, unless that is beyond 16 bits.
+    return largest if leaf.dtype.kind == "f" or largest > 2**16 else 0.0
 
 
 def _first_difference(factory: str | Callable, seed: int, trial: _Trial) -> str:

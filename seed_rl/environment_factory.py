@@ -143,6 +143,13 @@ def make_one(factory: Callable, env_index: int) -> gymnasium.Env | VectorEnv:
         made = _call(factory)
     if isinstance(made, (gymnasium.Env, VectorEnv)):
         return made
+    if hasattr(made, "possible_agents"):  # PettingZoo's
+        raise UserError(
+            f"{factory_name(factory)} returned a {_type_name(made)}, an environment of several "
+            "agents: an agent here has one observation, one action and one reward a step. To let a "
+            "policy play all of them, write an environment whose observations and actions are "
+            "tuples; to train one, write an environment that plays the others."
+        )
     if looks_like_old_gym(made):
         return OldGymEnvironment(made)
     if looks_like_dm_env(made):

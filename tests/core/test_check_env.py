@@ -133,6 +133,11 @@ def test_what_cannot_be_repeated_is_a_warning():
             | {"observe": lambda self: {"at": np.float32([self.at + 2000])}},
             "normalize_observations",
         ),
+        (
+            {"observation_space": spaces.Dict(at=spaces.Box(-(2**63), 2**40, (1,), np.int64))}
+            | {"observe": lambda self: {"at": np.array([-(2**63), 70_000][self.steps % 2])[None]}},
+            "observations go up to 9.22337e+18",
+        ),
     ],
 )
 def test_what_is_learned_from_badly_is_a_warning(attributes, words):

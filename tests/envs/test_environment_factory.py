@@ -125,6 +125,17 @@ def test_a_misspelt_module_that_a_configurable_names_is_no_missing_package():
             TypeError,
             "VectorEnv for the single environment 1",
         ),
+        (
+            lambda: types.SimpleNamespace(
+                possible_agents=["a", "b"],
+                reset=None,
+                step=None,
+                observation_space=lambda agent: None,
+                action_space=lambda agent: None,
+            ),
+            UserError,
+            "SimpleNamespace, an environment of several agents",
+        ),
     ],
 )
 def test_a_wrong_result_says_what_is_wrong(factory, error, words):

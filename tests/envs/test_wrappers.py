@@ -194,6 +194,18 @@ def test_everything_can_be_flattened():
         (["gym_env.wrappers = [@time_limit]", "time_limit.max_steps = 0"], "at least 1, got 0"),
         (["gym_env.wrappers = [@frame_stack]", "frame_stack.size = 0"], "at least 1, got 0"),
         (["gym_env.wrappers = [@repeat_action]", "repeat_action.times = 0"], "at least 1, got 0"),
+        (
+            ["gym_env.wrappers = [@discretize_actions]", "discretize_actions.bins = 1"],
+            "bins must be at least 2, got 1",
+        ),
+        (
+            [
+                "gym_env.wrappers = [@resize_images]",
+                "resize_images.height = 4",
+                "resize_images.width = 0",
+            ],
+            "at least 1, got 4 and 0",
+        ),
         (["gym_env.wrappers = [@clip_reward]", "clip_reward.low = 1.0"], "low must be below"),
         (["gym_env.wrappers = [@drop_text]"], "drop_text needs observations that are a Dict"),
         (["gym_env.wrappers = [@discretize_actions]"], "needs actions that are a Box"),
