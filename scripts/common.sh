@@ -149,12 +149,12 @@ is_installed() {
 
 # install_package EXTRA…: installs the package so that it runs from this checkout, unless it is.
 install_package() {
-  local extras="$*" stamp stamps now verbosity=()
+  local extras="$*" stamp stamps now verbosity=() duration=""
   is_installed "$@" && return
   now="$(fingerprint)"
   mapfile -t stamps < <(stamps_of "$@")
-  say "Installing the package into $VENV. The first time takes some minutes: TensorFlow alone is" \
-    "600 MB …"
+  [[ -e "${stamps[0]}" ]] || duration=" The first time takes some minutes: TensorFlow alone is 600 MB."
+  say "Installing the package${extras:+ with what $extras needs} into $VENV …$duration"
   # The first time, in a terminal, pip shows what it downloads.
   [[ -t 1 && ! -e "${stamps[0]}" ]] || verbosity=(--quiet)
   run_stoppable "$VENV/bin/python" -m pip install --disable-pip-version-check "${verbosity[@]}" \

@@ -414,6 +414,14 @@ def test_installs_once_and_again_when_it_has_to(checkout):
     ]
 
 
+def test_only_the_first_installation_is_said_to_take_long(checkout):
+    checkout.environment["STUB_LEARNER"] = "finish"
+    venv = f"{checkout.root}/.venv"
+    first, second = (checkout.run(env, "vtrace", 1, 1)[1] for env in ("gym", "atari"))
+    assert f"Installing the package into {venv} … The first time takes some minutes" in first
+    assert f"Installing the package with what atari needs into {venv} …\n" in second
+
+
 def test_an_installation_that_failed_is_tried_again(checkout):
     checkout.environment["STUB_INSTALL_FAILS"] = "yes"
     status, out, err = checkout.run("gym", "vtrace", 1, 1)
