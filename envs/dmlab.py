@@ -294,7 +294,8 @@ def instruction_ids(instruction: str, max_words: int, vocabulary_size: int) -> n
 
 
 def _map_cache(level_cache: Any) -> MapCache | None:
-    if isinstance(level_cache, (str, os.PathLike)):
+    # The empty text would be the folder that the process happens to be in.
+    if isinstance(level_cache, (str, os.PathLike)) and os.fspath(level_cache):
         return LevelCache(level_cache)
     if level_cache is None or (hasattr(level_cache, "fetch") and hasattr(level_cache, "write")):
         return level_cache

@@ -2,6 +2,8 @@
 
 There are no mazes in it: an image and a reward tell what the engine was asked. Where the real
 engine ends the process, the fake raises `Crash`. What it counts and notes is the test's to read.
+The first image of an episode shows in its first number how often the instance had been reset with
+that seed before, as the real engine's first frames differ a little then.
 """
 
 import hashlib
@@ -12,6 +14,7 @@ import zipfile
 
 import numpy as np
 
+WITHOUT_MAP = "tests/missing_map"  # its script is there, its map is not
 DMLAB30_TEST_ONLY = ("rooms_collect_good_objects_test", "rooms_exploit_deferred_effects_test")
 LEVELS = {
     "contributed/dmlab30/" + name
@@ -48,7 +51,7 @@ LEVELS = {
         "explore_object_rewards_many",
         *DMLAB30_TEST_ONLY,
     )
-} | {"lt_chasm", "tests/empty_room_test"}
+} | {"lt_chasm", "tests/empty_room_test", WITHOUT_MAP}
 PREBUILT = ("lt_chasm", "tests/empty_room_test", "psychlab")  # these never reach the cache
 WITH_PICTURES = ("psychlab_arbitrary_visuomotor_mapping", "psychlab_continuous_recognition")
 SETTINGS = {
@@ -109,7 +112,10 @@ class Lab:
             raise ValueError(f"'seed' must be int or None, was {type(seed)}")
         if self.level.endswith(WITH_PICTURES) and not self.config.get("datasetPath"):
             raise RuntimeError("Follow instructions to download datasets")
+        if self.level == WITHOUT_MAP:
+            raise Crash("exit code 1: the map is missing")
         self._load_map(seed)
+        self.num_same = self.seeds.count(seed)
         self.seed, self.frames, self.asked = seed, 0, 0
         self.seeds.append(seed)
         self._running = True
@@ -166,6 +172,8 @@ class Lab:
         self._check_running()
         self.num_drawn += 1
         image = np.full((*self.shape, 3), self.frames % 256, np.uint8)
+        if self.frames == 0:
+            image[0, 0, 0] = self.num_same % 256
         all_of_them = {
             "RGB_INTERLEAVED": image,
             "RGBD_INTERLEAVED": np.concatenate([image, image[..., :1]], -1),

@@ -54,6 +54,7 @@ def test_the_fake_reads_arrays_with_gaps_wrongly_as_the_engine_does():
             lambda lab: (lab.step(np.zeros(7, np.intc), num_steps=99), lab.observations()),
             RuntimeError,
         ),
+        (lambda lab: fake.Lab(fake.WITHOUT_MAP, ["INSTR"]).reset(), fake.Crash),
         (lambda lab: fake.Lab("lt_chasm", ["INSTR"], config={"width": 96}), TypeError),
         (lambda lab: fake.Lab("lt_chasm", ["RGBB"]), ValueError),
         (lambda lab: fake.Lab("lt_chasms", ["INSTR"]), RuntimeError),
@@ -205,6 +206,16 @@ def test_seeds_are_reproducible_and_differ_between_episodes():
     assert seeds(None, 1) != seeds(None, 1)
 
 
+def test_the_first_observations_depend_on_the_seed_and_on_the_episodes_before():
+    """So a seed repeats a run in a new environment, which is what the checker looks at."""
+    (one, _), (other, _) = (DmLab(LEVEL).reset(seed=5) for _ in range(2))
+    np.testing.assert_array_equal(one, other)
+    env = DmLab(LEVEL)
+    env.reset(seed=5)
+    again, _ = env.reset(seed=5)
+    assert engine().seeds[0] == engine().seeds[1] and not np.array_equal(one, again)
+
+
 def test_the_last_image_is_rendered():
     env = DmLab(LEVEL, instructions=True)
     assert env.render_mode == "rgb_array" and env.render() is None
@@ -296,6 +307,7 @@ def test_an_action_that_does_not_exist_is_refused(action):
         ({"config": {"wdith": 3}}, "wdith"),
         ({"level": 5}, "level must be"),
         ({"level_cache": 5}, "level_cache must be a folder"),
+        ({"level_cache": ""}, "level_cache must be a folder"),
     ],
 )
 def test_wrong_settings_are_named(settings, named):
