@@ -66,7 +66,7 @@ def test_a_package_that_gymnasium_misses_is_the_users_to_install():
     [
         ("--server_address=", "error: --server_address is empty"),
         ("--gin_bindings=gym_env.env_id=3", "error: gym_env.env_id must be a text in quotes"),
-        ("--num_envs=0", "error: flag --num_envs=0: Expected a positive integer"),
+        ("--num_envs=0", "error: flag --num_envs=0: 0 is not a positive integer"),
         ("--num_envs=many", "error: flag --num_envs=many: invalid literal"),
         ("--gin_bindigs=x=1", "error: Unknown command line flag 'gin_bindigs'. Did you mean: gin_"),
         ("--task=2", "error: --task=2 with --env_batch_size=8 needs environments 16 to 23"),
