@@ -35,6 +35,13 @@ def wait_until(condition, what: str, timeout: float = 60.0):
     raise AssertionError(f"after {timeout} s still not: {what}")
 
 
+def has_ended(pid: int) -> bool:
+    try:  # an orphan's remains may wait a while for whoever adopted it
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 class Checkout:
     """A checkout with the real scripts, whose Python and whose processes are stubs."""
 
@@ -316,8 +323,10 @@ def test_an_actor_that_is_killed_is_started_again(checkout):
     process = checkout.start("gym", "vtrace", 1, 1)
     checkout.wait_until_up("learner", "actor 0")
     (actor,) = [line for line in checkout.lines("pids") if line.startswith("actor")]
+    (engine,) = [line for line in checkout.lines("pids") if line.startswith("child of actor")]
     os.kill(int(actor.split()[-1]), signal.SIGKILL)
     checkout.wait_until_up("actor 0", "actor 0")
+    wait_until(lambda: has_ended(int(engine.split()[-1])), "what the killed actor had started ends")
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=20)
     assert "Actor 0 died with exit code 137" in out
