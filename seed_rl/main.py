@@ -351,7 +351,12 @@ class StopSignals:
     right after the first signal is taken for the same one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, saves: bool = False) -> None:
+        """Args:
+        saves: this process saves what it has when it is stopped; stopped before there is something,
+          it says by its exit code, 128 + the signal's number, that nothing was saved.
+        """
+        self._saves = saves
         self.stop = threading.Event()
         self._stopped_at = 0.0
         self._something_to_end = False
@@ -374,7 +379,7 @@ class StopSignals:
     def _handle(self, number: int, frame: Any) -> None:
         del frame
         if not self._something_to_end:
-            leave(0)
+            leave(128 + number if self._saves else 0)
         if not self.stop.is_set():
             self._stopped_at = time.monotonic()
             self.stop.set()
@@ -398,7 +403,7 @@ def main(argv: list[str]) -> int:
         )
         return _EXIT_WRONG_INPUT
     logging.set_verbosity(max(FLAGS.verbosity, logging.INFO))
-    signals = StopSignals()
+    signals = StopSignals(saves=FLAGS.run_mode == "learner")
     if FLAGS.run_mode in ("learner", "actor"):
         signals.install()
     parts = {

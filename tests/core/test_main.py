@@ -92,6 +92,20 @@ def test_an_actor_leaves_in_time_whatever_it_waits_for(monkeypatch):
     assert left == [0]
 
 
+@pytest.mark.parametrize(("saves", "code"), [(True, 143), (False, 0)])
+def test_who_should_have_saved_says_that_it_was_stopped_too_early(monkeypatch, saves, code):
+    left = []
+
+    def leave(code):
+        left.append(code)
+        raise SystemExit
+
+    monkeypatch.setattr(main, "leave", leave)
+    with pytest.raises(SystemExit):
+        main.StopSignals(saves)._handle(signal.SIGTERM, None)
+    assert left == [code]
+
+
 def _run_main(*flags, **environment):
     command = [sys.executable, "-m", "seed_rl.main", "--gin_config=gym_vtrace", *flags]
     return subprocess.run(
