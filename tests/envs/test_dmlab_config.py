@@ -74,15 +74,17 @@ def test_every_file_makes_its_environments(name, for_actor, tmp_path):
     assert all(lab.level_cache is not None for lab in fake.instances)
 
 
-def test_from_the_configuration_to_actions_and_back(tmp_path):
+@pytest.mark.parametrize("name", ["dmlab_vtrace", "dmlab_r2d2"])
+def test_from_the_configuration_to_actions_and_back(name, tmp_path):
     """What a learner and an actor do, in one process."""
     bindings = [
         f"DmLab.level_cache = '{tmp_path}'",
         "LEVELS = ('rooms_watermaze', 'natlab_fixed_large_map')",
     ]
-    experiment = config.load(["dmlab_vtrace"], bindings, for_actor=False)
+    experiment = config.load([name], bindings, for_actor=False)
     batch = make_environment_batch(experiment.environment, range(2), seed=1)
-    agent = config.load_agent_factory(experiment.agent)(batch.observation_space, batch.action_space)
+    spaces = batch.observation_space, batch.action_space
+    agent = config.make_agent(experiment.agent, *spaces, num_envs=2)
     tasks = TaskStatistics(range(2))
     assert tasks.tasks == ("rooms_watermaze", "natlab_fixed_large_map")
     assert tasks.mean_capped_score() is None

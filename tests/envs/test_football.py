@@ -224,7 +224,7 @@ def test_the_papers_settings(rewards, size):
 
 
 FILES = [*(f"football_{rewards}_{size}" for rewards, size in PUBLISHED)]
-FILES += ["football_vtrace", "football_simple115_vtrace"]
+FILES += ["football_vtrace", "football_simple115_vtrace", "football_r2d2"]
 
 
 @pytest.mark.parametrize("name", FILES)
