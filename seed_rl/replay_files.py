@@ -9,7 +9,6 @@ import json
 import os
 import pathlib
 import struct
-import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
@@ -54,18 +53,22 @@ def write_items(
 ) -> None:
     """Writes a file; one that was there before is replaced once the new one is complete.
 
+    One process at a time may write to a path.
+
     Raises:
       OSError: it cannot be written.
     """
     target = pathlib.Path(path)
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name, delete=False) as file:
+    # Always of the same name, so that what a process left that was killed is written over.
+    partial = target.with_name(f"{target.name}.partial")
+    with open(partial, "wb") as file:
         try:
             _write(file, header, items, priorities)
             file.flush()
             os.fsync(file.fileno())
-            os.replace(file.name, target)
+            os.replace(partial, target)
         except BaseException:
-            os.unlink(file.name)
+            os.unlink(partial)
             raise
     _sync_folder(target.parent)
 

@@ -1,6 +1,9 @@
 """Replays on disk: they come back whole or not at all."""
 
 import os
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -117,4 +120,26 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     assert path.read_bytes() == before
     filled(numbers=range(3)).save(path)
     assert path.read_bytes() != before
+    assert [file.name for file in tmp_path.iterdir()] == ["replay"]
+
+
+KILLED_WHILE_SAVING = """
+import os, signal, sys
+import numpy as np
+from seed_rl import replay_files
+replay_files.os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
+replay_files.write_items(sys.argv[1], replay_files.Header({}, 1, 1), [bytes(100)], [1.0])
+"""
+
+
+def test_what_a_process_left_that_was_killed_while_saving_goes_with_the_next_save(tmp_path):
+    path = tmp_path / "replay"
+    filled().save(path)
+    before = path.read_bytes()
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", KILLED_WHILE_SAVING, str(path)], timeout=120)
+        assert done.returncode == -signal.SIGKILL
+        assert path.read_bytes() == before
+        assert len(list(tmp_path.iterdir())) == 2
+    filled(numbers=range(3)).save(path)
     assert [file.name for file in tmp_path.iterdir()] == ["replay"]
