@@ -104,10 +104,19 @@ def test_nothing_is_drawn_before_enough_was_collected():
     assert "unrolls_until_training" not in sink.metrics()
 
 
-def test_inference_waits_for_training_that_is_far_behind():
-    _, sink = make_sink(batch_size=4, min_unrolls=1, replay_ratio=1.0)
+def test_inference_waits_for_training_that_is_far_behind(monkeypatch):
+    replay, sink = make_sink(batch_size=4, min_unrolls=1, replay_ratio=1.0)
     sink.put(unrolls(range(1, 11)))  # 9 due, more than two batches
-    done = threading.Event()
+    done, asked = threading.Event(), threading.Event()
+    may_go_on = []
+    wait_for = sink._condition.wait_for
+
+    def noted(predicate, timeout=None):
+        may_go_on.append(predicate())
+        asked.set()
+        return wait_for(predicate, timeout)
+
+    monkeypatch.setattr(sink._condition, "wait_for", noted)
 
     def put():
         sink.put(unrolls([11]))
@@ -115,9 +124,10 @@ def test_inference_waits_for_training_that_is_far_behind():
 
     thread = threading.Thread(target=put, daemon=True)
     thread.start()
-    batch = sink.next_batch(SOON)
-    assert not done.is_set()  # a batch that was only taken is not trained on yet
-    sink.training_done(batch, np.ones(4), 1)
+    assert asked.wait(SOON)
+    assert may_go_on == [False]
+    assert replay.num_inserted == 10
+    sink.next_batch(SOON)  # 5 due
     assert done.wait(SOON)
     thread.join(SOON)
 
