@@ -104,9 +104,10 @@ def test_nothing_is_drawn_before_enough_was_collected():
     assert "unrolls_until_training" not in sink.metrics()
 
 
-def test_inference_waits_for_training_that_is_far_behind(monkeypatch):
-    replay, sink = make_sink(batch_size=4, min_unrolls=1, replay_ratio=1.0)
-    sink.put(unrolls(range(1, 11)))  # 9 due, more than two batches
+@pytest.mark.parametrize(("max_backlog", "waits"), [(0, True), (4, True), (8, True), (9, False)])
+def test_inference_waits_for_training_that_is_far_behind(max_backlog, waits, monkeypatch):
+    replay, sink = make_sink(batch_size=4, min_unrolls=1, replay_ratio=1.0, max_backlog=max_backlog)
+    sink.put(unrolls(range(1, 11)))  # 9 due; by default two batches of 4 may be
     done, asked = threading.Event(), threading.Event()
     may_go_on = []
     wait_for = sink._condition.wait_for
@@ -125,9 +126,12 @@ def test_inference_waits_for_training_that_is_far_behind(monkeypatch):
     thread = threading.Thread(target=put, daemon=True)
     thread.start()
     assert asked.wait(SOON)
-    assert may_go_on == [False]
-    assert replay.num_inserted == 10
-    sink.next_batch(SOON)  # 5 due
+    assert may_go_on == [not waits]
+    if waits:
+        assert replay.num_inserted == 10
+        sink.next_batch(SOON)  # 5 due
+        if max_backlog == 4:
+            sink.next_batch(SOON)  # 1 due
     assert done.wait(SOON)
     thread.join(SOON)
 
