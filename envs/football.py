@@ -32,6 +32,13 @@ REPRESENTATIONS = ("extracted", "simple115v2", "pixels", "pixels_gray")
 REWARDS = ("scoring", "checkpoints")
 SMM_SIZES = {"default": (96, 72), "medium": (120, 90), "large": (144, 108)}  # (width, height)
 
+# Settings of the engine that are made here, and what says what they are to be.
+_SET_HERE = {
+    "level": "football_environment.scenario",
+    "players": "this package: an agent plays one player",
+    "game_engine_random_seed": "the seed of the run",
+    "episode_number": "the seed of the run",
+}
 _NUM_SEEDS = 2_000_000_000  # as many as the engine draws its own from
 # The bits of a word that hold its 16 planes, in order: the first byte is the lower one.
 _BITS = (*(1 << bit for bit in range(7, -1, -1)), *(1 << bit for bit in range(15, 7, -1)))
@@ -94,7 +101,8 @@ class FootballEnvironment(gymnasium.Env):
         stacked: observe the newest 4 observations, the oldest first, along the last axis.
         number_of_left_players_agent_controls: 1. Several are refused: an agent here has one
             observation, one action and one reward a step.
-        engine_options: further settings of the engine, for example {'render_resolution_x': 320}.
+        engine_options: further settings of the engine, for example {'render_resolution_x': 320};
+            not its level, players or seed.
 
     Raises:
         UserError: an argument is wrong, or the engine is installed and does not load.
@@ -114,6 +122,7 @@ class FootballEnvironment(gymnasium.Env):
         _check_number_of_players(number_of_left_players_agent_controls)
         _check_known("representation", representation, REPRESENTATIONS)
         rewards, channel_dimensions = _checked_rewards(rewards), _width_and_height(smm_size)
+        _check_options(engine_options or {})
         football_env, scenarios = _import_engine()
         # The engine would end the process if it did not know it.
         _check_known("scenario", scenario, _scenario_names(scenarios))
@@ -242,6 +251,14 @@ def _check_number_of_players(number: int) -> None:
             f"{number!r}: an agent here has one observation, one action and one reward a step. To "
             "let a policy play several players, write an environment whose action is a tuple."
         )
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    for name in options:
+        if name in _SET_HERE:
+            raise UserError(
+                f"engine_options must not hold {name!r}, which is set by {_SET_HERE[name]}"
+            )
 
 
 def _check_known(what: str, name: Any, known: Iterable[str]) -> None:

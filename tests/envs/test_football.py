@@ -242,6 +242,9 @@ def test_actors_read_every_file(name):
         ({"rewards": "checkpoints"}, "must include 'scoring'"),
         ({"smm_size": "larg"}, "'larg' is no smm_size.*mean large?"),
         ({"smm_size": (96,)}, r"\(width, height\), got \(96,\)"),
+        ({"engine_options": {"players": ["agent:left_players=3"]}}, "'players'.*plays one player"),
+        ({"engine_options": {"level": "5_vs_5"}}, "'level'.*football_environment.scenario"),
+        ({"engine_options": {"game_engine_random_seed": 1}}, "_seed'.*by the seed of the run"),
         ({"smm_size": (96, 0)}, r"\(width, height\), got \(96, 0\)"),
     ],
 )
