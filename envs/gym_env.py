@@ -89,7 +89,8 @@ def _make_old_gym(env_id: str, kwargs: dict[str, Any]) -> gymnasium.Env:
     if "disable_env_checker" in inspect.signature(gym.make).parameters:
         kwargs = {"disable_env_checker": True, **kwargs}
     registry = gym.envs.registry
-    known = getattr(registry, "env_specs", registry)  # of gym before 0.24
+    # Before gym 0.24 it was no dict; since then it warns of the attribute.
+    known = registry if isinstance(registry, Mapping) else registry.env_specs
     if env_id not in known:
         raise _unknown(env_id, known, "gym")
     return OldGymEnvironment(gym.make(env_id, **kwargs))
