@@ -186,6 +186,16 @@ def test_float16_finds_its_scale_and_learns():
     assert trainer.num_skipped == len(scales) - 2 > 0
 
 
+def test_gradients_in_float16_are_those_of_the_loss_without_its_scale():
+    norms = []
+    for precision in ("float32", "float16"):
+        agent, space = make_agent("vtrace", "MLP", precision)
+        trainer = Trainer(agent, agent.make_optimizer(10))
+        metrics, _ = trainer.step(make_batch("vtrace", agent, space))
+        norms.append(float(metrics["training/gradient_norm"]))
+    assert norms[1] == pytest.approx(norms[0], rel=0.1)
+
+
 class ListSink:
     """Gives these batches."""
 
