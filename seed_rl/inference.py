@@ -120,7 +120,7 @@ class CentralInference:
     unroll so far. A new run_id says that the environment started anew: all of these are dropped, so
     that no unroll mixes data from before and after.
 
-    It may be entered by several threads, one an inference device, each with its own policy. An
+    It may be entered by several threads, one or some an inference device, each with a policy. An
     environment waits for its action before it goes on, so two threads hold the same one only when
     its actor died and the successor called meanwhile: what the policy made of the older call is
     then dropped.
@@ -142,8 +142,8 @@ class CentralInference:
         """Args:
         agent: for its unroll length, overlap, initial state and number of environments that only
           evaluate.
-        policies: one a device, (env_ids, prev_actions, env_outputs, agent_state) of leaves [B, …]
-          -> (agent_outputs, agent_state).
+        policies: one a thread that is to enter, (env_ids, prev_actions, env_outputs, agent_state)
+          of leaves [B, …] -> (agent_outputs, agent_state).
         observation_specs: nest of TensorSpec of one environment's observation.
         action_specs: nest of TensorSpec of one environment's action.
         num_envs: number of environments.
@@ -195,7 +195,7 @@ class CentralInference:
         self._reset(np.arange(num_envs))
 
     def functions(self) -> list[Callable]:
-        """Returns the functions to bind, one a device, all named `inference`."""
+        """Returns the functions to bind, one a policy, all named `inference`."""
 
         def bound(policy: Policy) -> Callable:
             def inference(env_ids, run_ids, env_outputs, raw_rewards):

@@ -50,7 +50,7 @@ _LATE_FAREWELL_SECONDS = 20.0
 class Learner:
     """One learner loop for every agent (see seed_rl.agent.Agent for the loop).
 
-    Threads: this one trains; the server has one for its streams and one for each inference device,
+    Threads: this one trains; the server has one for its streams and some for each inference device,
     in which CentralInference runs.
     """
 
@@ -72,6 +72,7 @@ class Learner:
         jit_compile: bool = False,
         max_skipped_steps: int = 10,
         inference_weights_period: int = 1,
+        inference_threads: int = 2,
         prefetch: bool | None = None,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         insecure: bool = False,
@@ -99,6 +100,8 @@ class Learner:
           run ends when there are more than so many of them in a row.
         inference_weights_period: training steps between copies of what was trained to the devices
           that only infer; they are so many steps behind at most, and the one that is running.
+        inference_threads: of each inference device. A second one takes the next batch while the
+          first waits for the device, and fills the cores that an operation on a CPU leaves idle.
         prefetch: draw and stack the next batch while one is trained on. None: if an accelerator
           trains; a CPU that does has no time to spare.
         max_message_bytes: largest message that actors may send, and that they are sent.
@@ -114,11 +117,14 @@ class Learner:
                 "only (num_eval_envs): at least one must be left to train on. Raise --num_envs or "
                 "lower num_eval_envs"
             )
-        if total_frames < 1 or action_repeat < 1 or inference_batch_size < 1:
-            raise UserError(
-                "total_frames, action_repeat and inference_batch_size must be at least 1, got "
-                f"{total_frames}, {action_repeat} and {inference_batch_size}"
-            )
+        counts = {
+            "total_frames": total_frames,
+            "action_repeat": action_repeat,
+            "inference_batch_size": inference_batch_size,
+            "inference_threads": inference_threads,
+        }
+        for name, count in counts.items():
+            check_number(f"Learner.{name}", count, at_least=1)
         check_number("Learner.inference_weights_period", inference_weights_period, at_least=1)
         check_number("Learner.max_skipped_steps", max_skipped_steps, at_least=0)
         if save_checkpoint_secs < 0 or log_secs < 0:
@@ -173,7 +179,7 @@ class Learner:
             self._sink = PrefetchingSink(self._sink, self._trainer.place)
         self._inference = CentralInference(
             agent,
-            self._policies.policies,
+            [policy for policy in self._policies.policies for _ in range(inference_threads)],
             observation_specs,
             action_specs,
             num_envs,
@@ -197,6 +203,7 @@ class Learner:
             input_signature=inference_input_specs(observation_specs),
             output_signature=inference_output_specs(action_specs),
             max_batch_size=batch_size,
+            environments_argument=0,
         )
         self._saver = Saver(self._save_checkpoint, self._save_data, save_checkpoint_secs)
         self._summaries = SummaryWriter(logdir)

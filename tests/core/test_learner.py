@@ -16,8 +16,10 @@ from seed_rl.actor import Actor
 from seed_rl.agent import LossOutputs
 from seed_rl.agent_specs import agent_action_specs, agent_observation_specs
 from seed_rl.environment import make_environment_batch
+from seed_rl.grpc_service import Client, SignatureError
 from seed_rl.learner import Learner, make_logdir, padded_sizes
 from seed_rl.saving import SaveError
+from seed_rl.structures import EnvOutput
 from seed_rl.user_error import UserError
 
 SOON = 60.0  # seconds; how long a test waits for what happens at once
@@ -269,7 +271,9 @@ def test_no_room_for_the_exported_model_is_said_and_the_run_is_saved(
     assert newest.endswith(f"ckpt-{int(agent.num_updates)}")
 
 
-@pytest.mark.parametrize("name", ["total_frames", "action_repeat", "inference_batch_size"])
+@pytest.mark.parametrize(
+    "name", ["total_frames", "action_repeat", "inference_batch_size", "inference_threads"]
+)
 def test_senseless_settings_are_refused(tmp_path, make_agent, name):
     agent, spec = make_agent(), agent_action_specs(Countdown.action_space)
     with pytest.raises(UserError, match=f"{name}.*at least 1"):
@@ -334,6 +338,69 @@ def test_returns_by_task(tmp_path, make_agent, run_with_actors):
     curves = scalars(tmp_path / "log")
     for task in ("easy", "hard"):
         assert curves[f"episode/{task}/return"] == [(learner.frames, 6.0)]  # 1 + 2 + 3
+
+
+def test_what_a_client_sends_for_environments_of_another_is_refused(tmp_path, make_agent):
+    specs = (
+        agent_observation_specs(Countdown.observation_space),
+        agent_action_specs(Countdown.action_space),
+    )
+    address = f"unix:{tmp_path}/s"
+    learner = Learner(make_agent(), *specs, 2, [address], str(tmp_path / "log"))
+    learner._server.start()
+    rows = EnvOutput(
+        reward=np.zeros(1, np.float32),
+        done=np.zeros(1, bool),
+        observation=np.zeros((1, 3), np.float32),
+        abandoned=np.zeros(1, bool),
+        episode_step=np.zeros(1, np.int32),
+    )
+    with Client(address, environments=range(1)) as client:
+        for wrong in (1, 2):
+            with pytest.raises(SignatureError, match=f"environments 0 to 0, and not {wrong}"):
+                client.inference(
+                    np.array([wrong], np.int32), np.ones(1, np.int64), rows, np.zeros(1, np.float32)
+                )
+    learner._server.shutdown()
+
+
+def test_a_batch_is_inferred_while_another_one_is(tmp_path, make_agent):
+    started, both = threading.Event(), threading.Barrier(2)
+
+    def meet():
+        if started.is_set():
+            both.wait(SOON)  # raises if the other batch has to wait for this one
+
+    class Meeting(make_agent):
+        def policy(self, *inputs):
+            with tf.control_dependencies([tf.py_function(meet, [], [])]):
+                return tf.nest.map_structure(tf.identity, super().policy(*inputs))
+
+    specs = (
+        agent_observation_specs(Countdown.observation_space),
+        agent_action_specs(Countdown.action_space),
+    )
+    address = f"unix:{tmp_path}/s"
+    learner = Learner(
+        Meeting(), *specs, 2, [address], str(tmp_path / "log"), inference_batch_size=1
+    )
+    started.set()
+    learner._server.start()
+
+    def act(env_id):
+        environments = make_environment_batch(Countdown, [env_id], 0)
+        asked = itertools.count()  # once a call: both must make as many calls
+        Actor(environments, env_id, address).run(lambda: next(asked) > 4)
+        environments.close()
+
+    actors = [threading.Thread(target=act, args=(env_id,), daemon=True) for env_id in range(2)]
+    for actor in actors:
+        actor.start()
+    for actor in actors:
+        actor.join(SOON)
+    learner._server.shutdown()
+    assert not both.broken
+    assert learner._inference.num_steps >= 4
 
 
 @pytest.mark.parametrize("recently", [True, False])
