@@ -1,6 +1,7 @@
 """Measures central inference over the wire, with a policy of one's choice."""
 
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 from seed_rl.benchmarks.feeders import Load, feeding, rate
@@ -17,7 +18,7 @@ from seed_rl.inference import (
 
 def central_rows_per_second(
     agent: Any,
-    policy: Policy,
+    policies: Sequence[Policy],
     specs: tuple[Any, Any],
     load: Load,
     batch_size: int,
@@ -28,7 +29,7 @@ def central_rows_per_second(
 
     Args:
       agent: has what CentralInference asks of one.
-      policy: what is run for every batch.
+      policies: what is run for a batch, one a thread.
       specs: (observation specs, action specs).
       load: the clients.
       batch_size: environments a batch at most.
@@ -37,7 +38,7 @@ def central_rows_per_second(
     """
     inference = CentralInference(
         agent,
-        [policy],
+        policies,
         *specs,
         load.num_envs,
         DiscardingSink(),

@@ -89,7 +89,9 @@ def training_cost(agent, seconds: float) -> Cost:
     )
 
 
-def system_steps_per_second(agent, load: Load, warm_up: float, seconds: float) -> float:
+def system_steps_per_second(
+    agent, load: Load, warm_up: float, seconds: float, inference_threads: int
+) -> float:
     """Returns agent steps a second of the real learner with real actors."""
     with tempfile.TemporaryDirectory() as logdir:
         address = f"unix:{logdir}/s"
@@ -102,6 +104,7 @@ def system_steps_per_second(agent, load: Load, warm_up: float, seconds: float) -
             logdir,
             total_frames=10**12,
             save_checkpoint_secs=1e9,
+            inference_threads=inference_threads,
         )
         stop = threading.Event()
         thread = threading.Thread(target=learner.run, args=(stop,))
@@ -141,6 +144,7 @@ def main() -> None:
     parser.add_argument("--agent", choices=workload.AGENTS, default="vtrace")
     parser.add_argument("--actors", type=int, default=4)
     parser.add_argument("--envs_per_actor", type=int, default=16)
+    parser.add_argument("--inference_threads", type=int, default=2, help="as the learner's")
     parser.add_argument("--warm_up", type=float, default=20.0, help="seconds")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the system's measurement")
     args = parser.parse_args()
@@ -152,7 +156,7 @@ def main() -> None:
         "inference": inference_cost(agent, min(64, load.num_envs), 10.0),
         "training": training_cost(agent, 20.0),
     }
-    real = system_steps_per_second(agent, load, args.warm_up, args.seconds)
+    real = system_steps_per_second(agent, load, args.warm_up, args.seconds, args.inference_threads)
     cpu_ideal = _num_cpus() / sum(cost.cpu_seconds for cost in costs.values())
     wall_ideal = 1 / sum(cost.wall_seconds for cost in costs.values())
     print(

@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--envs_per_client", type=int, default=32)
     parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--inference_threads", type=int, default=2, help="as the learner's")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each measurement")
     parser.add_argument("--agent", choices=workload.AGENTS, default="vtrace")
     args = parser.parse_args()
@@ -50,13 +51,19 @@ def main() -> None:
     policy = tf.function(agent.policy, autograph=False)
     before = bare_rows_per_second(policy, agent, args.batch_size, args.seconds)
     central = central_rows_per_second(
-        agent, policy, workload.specs(), load, args.batch_size, args.batch_size, args.seconds
+        agent,
+        [policy] * args.inference_threads,
+        workload.specs(),
+        load,
+        args.batch_size,
+        args.batch_size,
+        args.seconds,
     )
     after = bare_rows_per_second(policy, agent, args.batch_size, args.seconds)
     bare = (before + after) / 2
     print(
         f"{args.agent}, {args.clients} clients × {args.envs_per_client} environments, "
-        f"batch {args.batch_size}\n"
+        f"batch {args.batch_size}, {args.inference_threads} inference threads\n"
         f"bare compiled policy   {bare:8.0f} rows/s ({before:.0f} before, {after:.0f} after)\n"
         f"central inference      {central:8.0f} rows/s\n"
         f"ratio                  {central / bare:8.2f}  (bar: 0.85)"

@@ -48,7 +48,7 @@ def rows_per_second(load: Load, seconds: float) -> float:
     agent: Any = ConstantAgent()
     return central_rows_per_second(
         agent,
-        agent.policy,
+        [agent.policy],
         (_OBSERVATION, _ACTION),
         load,
         batch_size=load.envs_per_client,

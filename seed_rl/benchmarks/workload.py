@@ -35,7 +35,7 @@ def _make_vtrace(num_envs: int) -> Agent:
 
 
 def _make_r2d2(num_envs: int) -> Agent:
-    """R2D2 as in atari_r2d2_small.gin, but for a replay that is soon full enough to train from."""
+    """R2D2 as in atari_r2d2_small.gin, but for larger batches and a replay that is soon full."""
     return R2D2Agent(
         OBSERVATION_SPACE,
         ACTION_SPACE,
