@@ -90,9 +90,9 @@ def training_cost(agent, seconds: float) -> Cost:
 
 
 def system_steps_per_second(
-    agent, load: Load, warm_up: float, seconds: float, inference_threads: int
+    agent, load: Load, warm_up: float, seconds: float, **settings: int
 ) -> float:
-    """Returns agent steps a second of the real learner with real actors."""
+    """Returns agent steps a second of the real learner, with these settings, and real actors."""
     with tempfile.TemporaryDirectory() as logdir:
         address = f"unix:{logdir}/s"
         learner = Learner(
@@ -104,7 +104,7 @@ def system_steps_per_second(
             logdir,
             total_frames=10**12,
             save_checkpoint_secs=1e9,
-            inference_threads=inference_threads,
+            **settings,
         )
         stop = threading.Event()
         thread = threading.Thread(target=learner.run, args=(stop,))
@@ -145,6 +145,7 @@ def main() -> None:
     parser.add_argument("--actors", type=int, default=4)
     parser.add_argument("--envs_per_actor", type=int, default=16)
     parser.add_argument("--inference_threads", type=int, default=2, help="as the learner's")
+    parser.add_argument("--inference_batch_size", type=int, default=64, help="as the learner's")
     parser.add_argument("--warm_up", type=float, default=20.0, help="seconds")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the system's measurement")
     args = parser.parse_args()
@@ -156,7 +157,14 @@ def main() -> None:
         "inference": inference_cost(agent, min(64, load.num_envs), 10.0),
         "training": training_cost(agent, 20.0),
     }
-    real = system_steps_per_second(agent, load, args.warm_up, args.seconds, args.inference_threads)
+    real = system_steps_per_second(
+        agent,
+        load,
+        args.warm_up,
+        args.seconds,
+        inference_threads=args.inference_threads,
+        inference_batch_size=args.inference_batch_size,
+    )
     cpu_ideal = _num_cpus() / sum(cost.cpu_seconds for cost in costs.values())
     wall_ideal = 1 / sum(cost.wall_seconds for cost in costs.values())
     print(
