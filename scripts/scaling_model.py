@@ -24,14 +24,14 @@ DEFAULT_WAIT = 0.005  # seconds, Learner.max_batch_wait
 class Costs:
     """Seconds that one thing keeps one core, or one accelerator, busy."""
 
-    emulation: float = 0.754e-3  # of an actor's core, an agent step
-    actor_message: float = 0.67e-3  # of an actor's core, a message
-    server_message: float = 0.67e-3  # of the learner's one wire thread, a message
-    host_row: float = 0.152e-3  # of the learner's cores, an agent step, beside the messages
-    batching: float = 0.138e-3  # of the learner's cores, an agent step: unrolls to batches
-    inference: float = 0.716e-3  # of an accelerator, an agent step; of one core where it is a CPU
-    training: float = 2.436e-3  # the same
-    row_bytes: int = 4 * 84 * 84 + 18  # of an observation with what goes with it
+    emulation: float = 0.680e-3  # of an actor's core, an agent step
+    actor_message: float = 0.518e-3  # of an actor's core, a message
+    server_message: float = 0.339e-3  # of the learner's one wire thread, a message
+    host_row: float = 0.014e-3  # of the learner's cores, an agent step, beside the messages
+    batching: float = 0.128e-3  # of the learner's cores, an agent step: unrolls to batches
+    inference: float = 0.776e-3  # of an accelerator, an agent step; of one core where it is a CPU
+    training: float = 1.196e-3  # the same
+    row_bytes: int = 84 * 84 + 18  # of an observation with what goes with it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,11 +140,21 @@ def _whole(number: float) -> int:
     return math.ceil(number - 1e-6)  # 48.000000001 is 48
 
 
-def measured_points() -> list[tuple[str, Configuration, float]]:
-    """Returns (name, configuration, measured agent steps/s) of docs/results/scaling_points.csv."""
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A run, and what its parts cost by themselves on that machine at that time."""
+
+    name: str
+    configuration: Configuration
+    costs: Costs
+    measured: float  # agent steps/s
+
+
+def measured_points() -> list[Point]:
+    """Returns the runs of docs/results/scaling_points.csv."""
     with POINTS.open(newline="") as file:
         return [
-            (
+            Point(
                 row["name"],
                 Configuration(
                     actors=int(row["actors"]),
@@ -153,19 +163,27 @@ def measured_points() -> list[tuple[str, Configuration, float]]:
                     learner_cpus=int(row["cpus"]),
                     one_machine=True,
                 ),
+                Costs(
+                    **{
+                        column.removesuffix("_us"): 1e-6 * float(value)
+                        for column, value in row.items()
+                        if column.endswith("_us")
+                    }
+                ),
                 float(row["agent_steps_per_second"]),
             )
             for row in csv.DictReader(file)
         ]
 
 
-def print_points(costs: Costs) -> None:
+def print_points() -> None:
     """Prints measurement and model side by side."""
-    for name, configuration, measured in measured_points():
-        model, limit = steps_per_second(configuration, costs)
+    for point in measured_points():
+        model, limit = steps_per_second(point.configuration, point.costs)
+        configuration = f"{point.configuration.actors} × {point.configuration.envs_per_actor}"
         print(
-            f"{name:32} measured {measured:7.0f}, model {model:7.0f} agent steps/s "
-            f"({model / measured - 1:+.0%}; limit: {limit})"
+            f"{point.name:45} {configuration:6} measured {point.measured:5.0f}, model {model:5.0f} "
+            f"agent steps/s ({model / point.measured - 1:+.0%}; limit: {limit})"
         )
 
 
@@ -234,7 +252,7 @@ def main() -> None:
         print_paper(costs)
         return
     if args["actors"] is None:
-        print_points(costs)
+        print_points()
         return
     values = {f.name: args[f.name] for f in dataclasses.fields(Configuration)}
     if missing := [name for name, value in values.items() if value is None]:
