@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -90,7 +90,7 @@ def training_cost(agent, seconds: float) -> Cost:
 
 
 def system_steps_per_second(
-    agent, load: Load, warm_up: float, seconds: float, **settings: int
+    agent, load: Load, warm_up: float, seconds: float, **settings: Any
 ) -> float:
     """Returns agent steps a second of the real learner, with these settings, and real actors."""
     with tempfile.TemporaryDirectory() as logdir:

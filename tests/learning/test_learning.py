@@ -76,4 +76,5 @@ def test_without_stored_state_and_burn_in_the_cue_is_lost():
         "R2D2Agent.burn_in=0",
     ]
     training = InProcessTraining("memory_r2d2", bindings, 16, seed=1)
-    assert not recent_return_reaches(training, 0.85)
+    # What solves it reaches 0.95. Some of it gets through by the last actions, which are an input.
+    assert not recent_return_reaches(training, 0.95)
