@@ -176,10 +176,11 @@ def measured_points() -> list[Point]:
         ]
 
 
-def print_points() -> None:
-    """Prints measurement and model side by side."""
+def print_points(overrides: dict[str, float]) -> None:
+    """Prints measurement and model side by side; `overrides` replace costs of every point."""
     for point in measured_points():
-        model, limit = steps_per_second(point.configuration, point.costs)
+        costs = dataclasses.replace(point.costs, **overrides)
+        model, limit = steps_per_second(point.configuration, costs)
         configuration = f"{point.configuration.actors} × {point.configuration.envs_per_actor}"
         print(
             f"{point.name:45} {configuration:6} measured {point.measured:5.0f}, model {model:5.0f} "
@@ -222,15 +223,15 @@ def print_paper(costs: Costs) -> None:
         )
 
 
-def _costs(overrides: list[str]) -> Costs:
+def _overrides(given: list[str]) -> dict[str, float]:
     names = {field.name for field in dataclasses.fields(Costs)}
     values = {}
-    for override in overrides:
+    for override in given:
         name, _, value = override.partition("=")
         if name not in names:
             sys.exit(f"--cost={override}: one of {', '.join(sorted(names))}, as NAME=SECONDS")
         values[name] = float(value)
-    return dataclasses.replace(Costs(), **values)
+    return values
 
 
 def main() -> None:
@@ -247,12 +248,13 @@ def main() -> None:
     for field in dataclasses.fields(Prices):
         parser.add_argument(f"--{field.name}_price", type=float, default=field.default)
     args = vars(parser.parse_args())
-    costs = _costs(args["cost"])
+    overrides = _overrides(args["cost"])
+    costs = dataclasses.replace(Costs(), **overrides)
     if args["paper"]:
         print_paper(costs)
         return
     if args["actors"] is None:
-        print_points()
+        print_points(overrides)
         return
     values = {f.name: args[f.name] for f in dataclasses.fields(Configuration)}
     if missing := [name for name, value in values.items() if value is None]:

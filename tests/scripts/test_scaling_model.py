@@ -95,3 +95,10 @@ def test_the_model_is_within_15_percent_of_every_measured_point(model):
     for point in points:
         rate, _ = model.steps_per_second(point.configuration, point.costs)
         assert rate == pytest.approx(point.measured, rel=0.15), point
+
+
+def test_a_cost_of_ones_own_replaces_that_of_the_points(model, capsys):
+    model.print_points({"training": 1.0})  # a second, beside which the rest is nothing
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(model.measured_points())
+    assert all("model     2 agent steps/s" in line for line in lines)  # two cores
