@@ -174,9 +174,10 @@ def _measure(settings: Sequence[_Setting]) -> _Measured:
         rates = [results.get(timeout=timeout) for _ in clients]
         for client in clients:
             client.join()
-    finally:
         stop.set()
         server_cpu = sum(cpu_seconds.get(timeout=_START_TIMEOUT) for _ in servers)
+    finally:
+        stop.set()
         for server in servers:
             server.join()
     rate = sum(rate for rate, _ in rates)
