@@ -117,16 +117,15 @@ class Learner:
                 "only (num_eval_envs): at least one must be left to train on. Raise --num_envs or "
                 "lower num_eval_envs"
             )
-        counts = {
-            "total_frames": total_frames,
-            "action_repeat": action_repeat,
-            "inference_batch_size": inference_batch_size,
-            "inference_threads": inference_threads,
-        }
-        for name, count in counts.items():
-            check_number(f"Learner.{name}", count, at_least=1)
-        check_number("Learner.inference_weights_period", inference_weights_period, at_least=1)
-        check_number("Learner.max_skipped_steps", max_skipped_steps, at_least=0)
+        for name, count, least in (
+            ("total_frames", total_frames, 1),
+            ("action_repeat", action_repeat, 1),
+            ("inference_batch_size", inference_batch_size, 1),
+            ("inference_threads", inference_threads, 1),
+            ("inference_weights_period", inference_weights_period, 1),
+            ("max_skipped_steps", max_skipped_steps, 0),
+        ):
+            check_number(f"Learner.{name}", count, at_least=least)
         if save_checkpoint_secs < 0 or log_secs < 0:
             raise UserError(
                 "Learner.save_checkpoint_secs and log_secs must not be negative, got "
