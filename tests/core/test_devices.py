@@ -106,28 +106,29 @@ def test_a_cpu_is_at_least_one_device(number):
         make_placement(accelerator="cpu", num_logical_cpus=number)
 
 
-@pytest.mark.parametrize("kind", ["gpu", "tpu"])
-def test_a_number_of_accelerators_asks_for_them(kind, monkeypatch):
+@pytest.fixture
+def only_a_cpu(monkeypatch):
+    """A machine without accelerators."""
     cpu = tf.config.PhysicalDevice("/physical_device:CPU:0", "CPU")
     monkeypatch.setattr(
         tf.config,
         "list_physical_devices",
         lambda kind=None: [cpu] if kind in (None, "CPU") else [],
     )
+
+
+@pytest.mark.usefixtures("only_a_cpu")
+@pytest.mark.parametrize("kind", ["gpu", "tpu"])
+def test_a_number_of_accelerators_asks_for_them(kind):
     expected = rf"num_training_{kind}s=2, but .* no {kind.upper()} here; it sees CPU:0"
     with pytest.raises(UserError, match=expected):
         make_placement(**{f"num_training_{kind}s": 2})
     make_placement(accelerator="cpu", **{f"num_training_{kind}s": 2})
 
 
+@pytest.mark.usefixtures("only_a_cpu")
 @pytest.mark.parametrize("kind", ["gpu", "tpu"])
-def test_an_absent_accelerator_is_an_error_that_lists_what_there_is(kind, monkeypatch):
-    cpu = tf.config.PhysicalDevice("/physical_device:CPU:0", "CPU")
-    monkeypatch.setattr(
-        tf.config,
-        "list_physical_devices",
-        lambda kind=None: [cpu] if kind in (None, "CPU") else [],
-    )
+def test_an_absent_accelerator_is_an_error_that_lists_what_there_is(kind):
     how = {"gpu": r"seed-rl\[gpu\]", "tpu": r"docs/devices\.md"}[kind]
     expected = rf"accelerator='{kind}'.*no {kind.upper()} here; it sees CPU:0\..*{how}"
     with pytest.raises(UserError, match=expected):

@@ -46,6 +46,12 @@ class Countdown(gymnasium.Env):
         )
 
 
+SPECS = (
+    agent_observation_specs(Countdown.observation_space),
+    agent_action_specs(Countdown.action_space),
+)
+
+
 @pytest.fixture
 def make_agent(tiny_agent):
     """Returns a function that makes a TinyAgent whose loss takes unrolls."""
@@ -85,11 +91,7 @@ def run_with_actors(tmp_path):
 
     def run(agent, stop=None, logdir=tmp_path / "log", **settings):
         address = f"unix:{tmp_path}/s"
-        specs = (
-            agent_observation_specs(Countdown.observation_space),
-            agent_action_specs(Countdown.action_space),
-        )
-        learner = Learner(agent, *specs, 2, [address], str(logdir), **settings)
+        learner = Learner(agent, *SPECS, 2, [address], str(logdir), **settings)
         environments = make_environment_batch(Countdown, [0, 1], 0)
         actor_stop = threading.Event()
         actor = threading.Thread(
@@ -209,12 +211,8 @@ def test_a_run_that_has_all_its_frames_ends_when_it_is_stopped(
 ):
     run_with_actors(make_agent(), total_frames=100)
     monkeypatch.setattr("seed_rl.learner._LATE_FAREWELL_SECONDS", 1e9)
-    specs = (
-        agent_observation_specs(Countdown.observation_space),
-        agent_action_specs(Countdown.action_space),
-    )
     address, log = f"unix:{tmp_path}/s", str(tmp_path / "log")
-    learner = Learner(make_agent(), *specs, 2, [address], log, total_frames=100)
+    learner = Learner(make_agent(), *SPECS, 2, [address], log, total_frames=100)
     stop = threading.Event()
     next_batch = learner._sink.next_batch
 
@@ -341,12 +339,8 @@ def test_returns_by_task(tmp_path, make_agent, run_with_actors):
 
 
 def test_what_a_client_sends_for_environments_of_another_is_refused(tmp_path, make_agent):
-    specs = (
-        agent_observation_specs(Countdown.observation_space),
-        agent_action_specs(Countdown.action_space),
-    )
     address = f"unix:{tmp_path}/s"
-    learner = Learner(make_agent(), *specs, 2, [address], str(tmp_path / "log"))
+    learner = Learner(make_agent(), *SPECS, 2, [address], str(tmp_path / "log"))
     learner._server.start()
     rows = EnvOutput(
         reward=np.zeros(1, np.float32),
@@ -376,13 +370,9 @@ def test_a_batch_is_inferred_while_another_one_is(tmp_path, make_agent):
             with tf.control_dependencies([tf.py_function(meet, [], [])]):
                 return tf.nest.map_structure(tf.identity, super().policy(*inputs))
 
-    specs = (
-        agent_observation_specs(Countdown.observation_space),
-        agent_action_specs(Countdown.action_space),
-    )
     address = f"unix:{tmp_path}/s"
     learner = Learner(
-        Meeting(), *specs, 2, [address], str(tmp_path / "log"), inference_batch_size=1
+        Meeting(), *SPECS, 2, [address], str(tmp_path / "log"), inference_batch_size=1
     )
     started.set()
     learner._server.start()
@@ -410,11 +400,7 @@ def test_an_actor_that_reconnects_as_training_ends_hears_of_it(
     monkeypatch.setattr(learner_module, "_FAREWELL_SECONDS", 0.1)
     monkeypatch.setattr(learner_module, "_LATE_FAREWELL_SECONDS", SOON if recently else 0.1)
     address = f"unix:{tmp_path}/s"
-    specs = (
-        agent_observation_specs(Countdown.observation_space),
-        agent_action_specs(Countdown.action_space),
-    )
-    learner = Learner(make_agent(), *specs, 2, [address], str(tmp_path / "log"))
+    learner = Learner(make_agent(), *SPECS, 2, [address], str(tmp_path / "log"))
     environments = make_environment_batch(Countdown, [0, 1], 0)
     learner._server.start()
     Actor(environments, 0, address).run(lambda: learner._inference.num_steps >= 4)
