@@ -183,6 +183,11 @@ class Trainer(tf.Module):
         finite = tf.math.is_finite(norm) & tf.math.is_finite(loss)
         if self._agent.max_gradient_norm > 0:
             gradients, _ = tf.clip_by_global_norm(gradients, self._agent.max_gradient_norm, norm)
+        # What is applied must depend on all that the loss read. TensorFlow's graph optimizer drops
+        # the order between a read and a later write once it has seen a path of data between them,
+        # even if it then folds that path away (the loss's "ones like me" at the root of its
+        # gradient), and the loss would now and then read a variable that was already changed.
+        gradients = [tf.where(finite, g, 0.0) for g in gradients]
         metrics = {
             "training/loss": loss,
             "training/gradient_norm": norm,
