@@ -74,11 +74,11 @@ class Claims:
     """The claims of live streams. Everything here happens on the event loop.
 
     Args:
-      num_environments: claims beyond them are refused; 0: there is no limit.
+      environments: claims beyond them are refused; None: there is no limit.
     """
 
-    def __init__(self, num_environments: int):
-        self._num_environments = num_environments
+    def __init__(self, environments: range | None):
+        self._environments = environments
         self._held: dict[Any, _Held] = {}
         self.last_departure = -math.inf  # when a client with environments left, monotonic clock
 
@@ -95,10 +95,10 @@ class Claims:
           SignatureError: there are not so many environments.
           EnvironmentsInUseError: a live stream of another client has some of them.
         """
-        if self._num_environments and claim.last >= self._num_environments:
+        has = self._environments
+        if has is not None and not (claim.first in has and claim.last in has):
             raise errors.SignatureError(
-                f"{claim} were asked for, but the server has {self._num_environments}, 0 to "
-                f"{self._num_environments - 1}"
+                f"{claim} were asked for, but the server has {len(has)}, {has[0]} to {has[-1]}"
             )
         displaced = []
         for other, held in self._held.items():
@@ -135,11 +135,11 @@ class Claims:
                     f"this client has {own.claim}, and not {wrong}, which it sent"
                 )
             return
-        if first < 0 or (self._num_environments and last >= self._num_environments):
-            raise errors.SignatureError(
-                f"there is no environment {first if first < 0 else last}; the server has "
-                f"{self._num_environments or 'any'}, from 0 on"
-            )
+        has = self._environments
+        if first < 0 or (has is not None and not (first in has and last in has)):
+            wrong = first if first < 0 or (has is not None and first not in has) else last
+            known = "any, from 0 on" if has is None else f"{len(has)}, from {has[0]} on"
+            raise errors.SignatureError(f"there is no environment {wrong}; the server has {known}")
         for held in self._held.values():
             taken = (environments >= held.claim.first) & (environments <= held.claim.last)
             if taken.any():

@@ -63,7 +63,9 @@ class Server:
         made with mode 0700 if it is missing) and `host:port` (port 0: any free one; see the
         attribute `addresses`).
       max_batch_wait: seconds that a call of a batched function waits for company.
-      num_environments: told to clients.
+      num_environments: of all servers together; told to clients.
+      environments: those of them that clients may have here; None: all, and any if
+        num_environments is 0.
       metadata: strings for clients to read.
       max_message_bytes: largest request and largest answer.
       max_calls_in_flight: per client; the server reads no further calls of a client before it has
@@ -83,6 +85,7 @@ class Server:
         *,
         max_batch_wait: float = 0.005,
         num_environments: int = 0,
+        environments: range | None = None,
         metadata: Mapping[str, str] | None = None,
         max_message_bytes: int = protocol.DEFAULT_MAX_MESSAGE_BYTES,
         max_calls_in_flight: int = 64,
@@ -109,6 +112,9 @@ class Server:
         self.addresses = [address.target for address in self._parsed]
         self._max_batch_wait = max_batch_wait
         self._num_environments = num_environments
+        self._environments = environments
+        if environments is None and num_environments:
+            self._environments = range(num_environments)
         self._metadata = dict(metadata or {})
         self._max_message_bytes = max_message_bytes
         self._max_calls_in_flight = max_calls_in_flight
@@ -244,7 +250,7 @@ class Server:
         self.shutdown()
 
     async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        claims = Claims(self._num_environments)
+        claims = Claims(self._environments)
         self._services = [
             _FunctionService(function, loop, self._max_batch_wait, self._max_message_bytes, claims)
             for function in self._functions.values()

@@ -4,6 +4,7 @@ import abc
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from seed_rl.normalization import Moments
 from seed_rl.structures import EnvOutput
 from seed_rl.unrolls import Unroll
 
@@ -159,12 +160,17 @@ class Agent(abc.ABC):
         """Global norm that gradients are scaled down to; 0 leaves them as they are."""
         return 0.0
 
-    def update_statistics(self, batch: Any) -> None:  # noqa: B027, most have none
+    def batch_statistics(self, batch: Any) -> list[Moments]:
         """Runs inside the training step after the loss: for statistics of what is trained on.
 
         Where several devices train, it runs on each, with its part of the batch, in the replica
-        context of tf.distribute; see seed_rl.normalization.
+        context of tf.distribute, and returns the same on each; see seed_rl.normalization.
         """
+        del batch
+        return []  # most have none
+
+    def update_statistics(self, statistics: Sequence[Moments]) -> None:  # noqa: B027
+        """Runs next, with what `batch_statistics` returned, of all devices and hosts together."""
 
     def after_training_step(self) -> None:  # noqa: B027, nothing to do is the usual case
         """Runs inside the compiled training step after the variables changed (target networks)."""

@@ -5,6 +5,7 @@ import pathlib
 import shutil
 from typing import Any
 
+import keras
 import tensorflow as tf
 from absl import logging
 
@@ -51,6 +52,10 @@ class Checkpoints:
         self._manager = tf.train.CheckpointManager(
             self._checkpoint, self._directory, max_to_keep=max_to_keep
         )
+
+    def variables(self) -> list[tf.Variable]:
+        """All variables that are saved, in an order that is the same in every process."""
+        return variables_under(self._checkpoint)
 
     def save(self, frames: int, training_steps: int) -> str:
         """Saves everything; returns the checkpoint's path.
@@ -148,6 +153,17 @@ class Checkpoints:
         directory = pathlib.Path(self._directory)
         paths = [str(directory / f"ckpt-{n}") for n in unlisted]
         return [path for path in paths if path not in listed] + listed
+
+
+def variables_under(root: Any) -> list[tf.Variable]:
+    """Returns the variables of a trackable object and of all that it holds, each once."""
+    found: dict[Any, tf.Variable] = {}
+    for item in tf.train.TrackableView(root).descendants():
+        if isinstance(item, keras.Variable):
+            item = item.value
+        if isinstance(item, tf.Variable):
+            found.setdefault(item.ref(), item)
+    return list(found.values())
 
 
 def _number(name: str) -> int:

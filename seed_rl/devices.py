@@ -9,7 +9,7 @@ Devices that do not train infer. Where all of them train, they infer too.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import gin
@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from seed_rl.hosts import ALONE, HostGroup
 from seed_rl.nests import map_nest
 from seed_rl.setting_checks import check_number
 from seed_rl.user_error import UserError
@@ -33,10 +34,11 @@ class Placement(NamedTuple):
     strategy: tf.distribute.Strategy | None = None  # None: one device trains, without any
     encodes: bool = False  # whether tensors travel to the devices as `tpu_encode` has them
     compiles: bool = False  # whether the strategy compiles with XLA whatever one says
+    hosts: HostGroup = ALONE  # those that train together, each on devices of its own
 
     @property
     def num_replicas(self) -> int:
-        """How many parts a training batch is cut into."""
+        """How many parts a training batch of this host is cut into."""
         return 1 if self.strategy is None else self.strategy.num_replicas_in_sync
 
     @property
@@ -60,8 +62,9 @@ class Placement(NamedTuple):
     def describe(self) -> str:
         """Says what trains where, for the log."""
         kind = type(self.strategy).__name__ if self.strategy is not None else "no strategy"
+        host = f"host {self.hosts.index} of {self.hosts.size}: " if self.hosts.size > 1 else ""
         return (
-            f"training on {_listed(self.training_devices)} ({kind}, {self.num_replicas} "
+            f"{host}training on {_listed(self.training_devices)} ({kind}, {self.num_replicas} "
             f"replicas); inference on {_listed(self.inference_devices)}"
         )
 
@@ -71,13 +74,13 @@ def _listed(devices: Sequence[str]) -> str:
 
 
 def _short(device: str) -> str:
-    """'/job:localhost/replica:0/task:0/device:CPU:1' → 'CPU:1'; a task's number is kept."""
+    """'/job:localhost/replica:0/task:0/device:CPU:1' → 'CPU:1'; a pod's task's number is kept."""
     spec = tf.DeviceSpec.from_string(device)
-    task = f"task {spec.task} " if spec.task else ""
+    task = f"task {spec.task} " if spec.task and spec.device_type == "TPU" else ""
     return f"{task}{spec.device_type}:{spec.device_index}"
 
 
-@gin.configurable
+@gin.configurable(denylist=["connect"])
 def make_placement(
     accelerator: str = "auto",
     num_training_gpus: int | None = None,
@@ -85,6 +88,7 @@ def make_placement(
     num_training_cpus: int = 1,
     num_logical_cpus: int = 1,
     tpu: str = "local",
+    connect: Callable[[], HostGroup] = lambda: ALONE,
 ) -> Placement:
     """Decides where to train and to infer, and logs it. To be called before TensorFlow is used.
 
@@ -98,9 +102,11 @@ def make_placement(
         trying on a CPU what several accelerators would do; it is not faster.
       num_logical_cpus: how many logical devices the CPU is cut into, for the same.
       tpu: name or address of the TPU; 'local' is the one in this machine.
+      connect: returns the hosts that train together; called when TensorFlow knows how it shall
+        divide this one's devices, which it must before it talks to others.
 
     Raises:
-      UserError: there is no such device, or not so many.
+      UserError: there is no such device, or not so many; or what `connect` raises.
     """
     if accelerator not in _ACCELERATORS:
         raise UserError(
@@ -114,12 +120,14 @@ def make_placement(
     if not tf.config.list_physical_devices(kind.upper()) and (kind != "tpu" or tpu == "local"):
         raise _absent(kind, f"accelerator={kind!r}", "accelerator='auto' takes the best there is")
     _configure(kind, num_logical_cpus)
+    hosts = connect()
     if kind == "tpu":
         placement = _on_tpu(tpu, num_training_tpus)
     elif kind == "gpu":
-        placement = _mirrored("gpu", num_training_gpus)
+        placement = _mirrored("gpu", num_training_gpus, hosts)
     else:
-        placement = _mirrored("cpu", num_training_cpus)
+        placement = _mirrored("cpu", num_training_cpus, hosts)
+    placement = placement._replace(hosts=hosts)
     logging.info("%s", placement.describe())
     return placement
 
@@ -177,8 +185,10 @@ def _absent(kind: str, asked_by: str, way_out: str) -> UserError:
     )
 
 
-def _mirrored(kind: str, num_training: int | None) -> Placement:
+def _mirrored(kind: str, num_training: int | None, hosts: HostGroup) -> Placement:
     devices = [device.name for device in tf.config.list_logical_devices(kind.upper())]
+    if hosts.size > 1:  # the others' are listed too
+        devices = [d for d in devices if tf.DeviceSpec.from_string(d).task == hosts.index]
     training, others = _divided(devices, num_training, f"num_training_{kind}s")
     strategy = None
     if len(training) > 1:

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from seed_rl.agent import Agent
+from seed_rl.checkpoints import variables_under
 from seed_rl.devices import Placement, tpu_decode, tpu_encode
 
 
@@ -97,14 +97,7 @@ class InferencePolicies:
 
 def variables_of(agent: Agent) -> list[tf.Variable]:
     """Returns all variables that an agent saves, in an order that is its factory's alone."""
-    root = tf.train.Checkpoint(**agent.checkpoint_items)  # the view itself does not keep it
-    found: dict[Any, tf.Variable] = {}
-    for item in tf.train.TrackableView(root).descendants():
-        if isinstance(item, keras.Variable):
-            item = item.value
-        if isinstance(item, tf.Variable):
-            found.setdefault(item.ref(), item)
-    return list(found.values())
+    return variables_under(tf.train.Checkpoint(**agent.checkpoint_items))
 
 
 def _pairs(copy: Agent, agent: Agent) -> list[tuple[tf.Variable, tf.Variable]]:

@@ -29,6 +29,7 @@ from seed_rl.inference import (
     unroll_specs,
 )
 from seed_rl.inference_policies import InferencePolicies
+from seed_rl.lockstep import LockstepSink
 from seed_rl.prefetching import PrefetchingSink
 from seed_rl.profiling import StepProfiler
 from seed_rl.progress import FrameRate, ProgressReporter
@@ -85,7 +86,7 @@ class Learner:
         agent: what is trained.
         observation_specs: nest of TensorSpec of one environment's observation.
         action_specs: nest of TensorSpec of one environment's action.
-        num_envs: environments of all actors together.
+        num_envs: environments of all actors together, of several hosts' too.
         server_addresses: 'unix:/path' or 'host:port', where actors connect.
         logdir: the run's directory.
         env_batch_size: environments of one actor, which it sends in one call.
@@ -107,15 +108,19 @@ class Learner:
         max_message_bytes: largest message that actors may send, and that they are sent.
         insecure: allow addresses beyond this machine without encryption or token.
         credentials: the server's certificate, and the token that actors must show.
-        placement: which devices train and infer; None: the one that TensorFlow takes by itself.
+        placement: which devices train and infer, and with which other hosts; None: the device
+          that TensorFlow takes by itself.
         agent_copies: agents of the same factory, one on each of `placement.copies`.
         profile_steps: training steps of which a TensorBoard trace is written.
         """
-        if not 0 <= agent.num_eval_envs < num_envs:
+        placement = placement or default_placement()
+        hosts = self._hosts = placement.hosts
+        environments = hosts.environments(num_envs)
+        if not 0 <= agent.num_eval_envs < len(environments):
             raise UserError(
-                f"of --num_envs={num_envs} environments, {agent.num_eval_envs} are to evaluate "
-                "only (num_eval_envs): at least one must be left to train on. Raise --num_envs or "
-                "lower num_eval_envs"
+                f"of {_so_many_environments(num_envs, hosts.size)}, {agent.num_eval_envs} are to "
+                "evaluate only (num_eval_envs): at least one must be left to train on. Raise "
+                "--num_envs or lower num_eval_envs"
             )
         for name, count, least in (
             ("total_frames", total_frames, 1),
@@ -131,10 +136,11 @@ class Learner:
                 "Learner.save_checkpoint_secs and log_secs must not be negative, got "
                 f"{save_checkpoint_secs} and {log_secs}"
             )
-        if num_envs % env_batch_size:
+        if num_envs % (env_batch_size * hosts.size):
             raise UserError(
-                f"--num_envs={num_envs} is no multiple of --env_batch_size={env_batch_size}: the "
-                f"last {num_envs % env_batch_size} environments would belong to no actor"
+                f"{_so_many_environments(num_envs, hosts.size)} are no multiple of "
+                f"--env_batch_size={env_batch_size}: the last "
+                f"{num_envs % (env_batch_size * hosts.size)} would belong to no actor"
             )
         self._agent = agent
         self._logdir = logdir
@@ -143,11 +149,10 @@ class Learner:
         self._log_secs = log_secs
         self._observation_specs, self._action_specs = observation_specs, action_specs
 
-        num_steps = agent.train_steps_per_frame(action_repeat) * total_frames
+        num_steps = agent.train_steps_per_frame(action_repeat) * total_frames / hosts.size
         check_number(
             "the number of training steps of the whole run", num_steps, at_least=0, below=2**63
         )
-        placement = placement or default_placement()
         with placement.scope():
             self._optimizer = agent.make_optimizer(max(1, round(num_steps)))
         self._trainer = Trainer(agent, self._optimizer, jit_compile, max_skipped_steps, placement)
@@ -157,6 +162,7 @@ class Learner:
             logdir, {"optimizer": self._optimizer, **agent.checkpoint_items}
         )
         self._news: list[str] = []  # to be told where the progress is shown
+        hosts.check_same(self._described(num_envs, env_batch_size))
         resumed = self._resume()
 
         self._statistics = EpisodeStatistics(num_envs, action_repeat)
@@ -165,7 +171,7 @@ class Learner:
         self._policies = InferencePolicies(
             agent, agent_copies, placement, jit_compile, inference_weights_period
         )
-        batch_size = min(max(inference_batch_size, env_batch_size), num_envs)
+        batch_size = min(max(inference_batch_size, env_batch_size), len(environments))
         sizes = padded_sizes(batch_size)
         self._sink: UnrollSink = agent.make_unroll_sink(
             unroll_specs(
@@ -176,6 +182,10 @@ class Learner:
             self._tell(news)
         if placement.on_accelerator if prefetch is None else prefetch:
             self._sink = PrefetchingSink(self._sink, self._trainer.place)
+        self._stop = threading.Event()  # `run` is given another
+        self._lockstep: LockstepSink | None = None
+        if hosts.size > 1:
+            self._lockstep = LockstepSink(self._sink, hosts, self._status)
         self._inference = CentralInference(
             agent,
             [policy for policy in self._policies.policies for _ in range(inference_threads)],
@@ -192,6 +202,7 @@ class Learner:
             server_addresses,
             max_batch_wait=max_batch_wait,
             num_environments=num_envs,
+            environments=environments,
             max_message_bytes=max_message_bytes,
             credentials=credentials,
             insecure=insecure,
@@ -204,7 +215,11 @@ class Learner:
             max_batch_size=batch_size,
             environments_argument=0,
         )
-        self._saver = Saver(self._save_checkpoint, self._save_data, save_checkpoint_secs)
+        self._saver = Saver(
+            self._save_checkpoint if hosts.is_chief else None,
+            self._save_data,
+            save_checkpoint_secs,
+        )
         self._summaries = SummaryWriter(logdir)
         self._frame_rate = FrameRate()
         self._interval = _Interval()
@@ -213,12 +228,28 @@ class Learner:
     def frames(self) -> int:
         """Environment frames trained on so far, those before a resumption included.
 
-        Those of environments that only evaluate are not counted.
+        Those of environments that only evaluate are not counted. Where several hosts train, they
+        are those of all as they last were in step.
         """
-        return self._first_frames + self._inference.num_steps * self._action_repeat
+        steps = self._inference.num_steps
+        if self._lockstep is not None:
+            steps = self._lockstep.meeting.num_steps
+        return self._first_frames + steps * self._action_repeat
+
+    @property
+    def _is_to_end(self) -> bool:
+        """Whether `run` was told to stop; where several hosts train, whether all know it."""
+        if self._lockstep is not None:
+            return self._lockstep.meeting.num_stopping > 0
+        return self._stop.is_set()
+
+    def _status(self) -> tuple[bool, int]:
+        return self._stop.is_set(), self._inference.num_steps
 
     def run(self, stop: threading.Event) -> None:
         """Trains until `total_frames` are reached or `stop` is set; saves a checkpoint either way.
+
+        Where several hosts train, all end when one is told to stop.
 
         What cannot be written meanwhile is a warning, and tried again.
 
@@ -227,6 +258,7 @@ class Learner:
           UserError: the checkpoint is written, but the exported policy cannot be.
           whatever the loss or the environment's data make go wrong.
         """
+        self._stop = stop
         self._server.start()
         logging.info("serving %s", ", ".join(self._server.addresses))
         self._summaries.operative_config()
@@ -237,11 +269,12 @@ class Learner:
         self._last_log = time.monotonic()
         resumed_finished = self.frames >= self._total_frames
         try:
-            while not stop.is_set() and self.frames < self._total_frames:
+            while not self._is_to_end and self.frames < self._total_frames:
                 self._train_once()
                 self._report(reporter)
-            if not stop.is_set():
-                self._say_farewell(stop, resumed_finished)
+            if not self._is_to_end:
+                self._say_farewell(resumed_finished)
+            self._hosts.meet(True, True, 0)  # none leaves while another still trains
         finally:
             try:
                 reporter.close()
@@ -249,12 +282,12 @@ class Learner:
                 failure = self._close()
         if failure is not None:
             raise failure
-        if not stop.is_set():
+        if not (stop.is_set() or self._is_to_end) and self._hosts.is_chief:
             self._export()
 
     def _train_once(self) -> None:
         self._profiler.before_step(self._num_batches)
-        metrics = self._trainer.train_from(self._sink, _POLL_SECONDS)
+        metrics = self._trainer.train_from(self._lockstep or self._sink, _POLL_SECONDS)
         if metrics is not None:
             self._num_batches += 1
             self._policies.update(self._trainer.num_steps)
@@ -317,12 +350,30 @@ class Learner:
             "inference/latency_seconds": statistics.mean_wait + statistics.mean_run_time,
         }
 
+    def _described(self, num_envs: int, env_batch_size: int) -> list[str]:
+        """What must be the same on all hosts."""
+        settings = {
+            "num_envs": num_envs,
+            "env_batch_size": env_batch_size,
+            "Learner.total_frames": self._total_frames,
+            "Learner.action_repeat": self._action_repeat,
+            "batch_size": self._agent.batch_size,
+            "unroll_length": self._agent.unroll_length,
+        }
+        variables = self._checkpoints.variables()
+        return [f"{name}={value}" for name, value in settings.items()] + [
+            f"variable {i}={v.dtype.name} {v.shape}" for i, v in enumerate(variables)
+        ]
+
     def _tell(self, news: str) -> None:
         logging.info("%s", news)
         self._news.append(news)
 
     def _resume(self) -> bool:
-        resumed = self._checkpoints.restore_latest()
+        resumed = self._hosts.is_chief and self._checkpoints.restore_latest()
+        (resumed_hosts,) = self._hosts.sum([int(resumed)])
+        resumed = int(resumed_hosts) > 0
+        self._hosts.broadcast(self._checkpoints.variables())
         self._first_frames = int(self._checkpoints.frames.numpy())
         self._trainer.num_steps = int(self._checkpoints.training_steps.numpy())
         if resumed:
@@ -346,7 +397,7 @@ class Learner:
                 f"{describe(error)}. Once there is room, --run_mode=export writes it"
             ) from error
 
-    def _say_farewell(self, stop: threading.Event, resumed_finished: bool) -> None:
+    def _say_farewell(self, resumed_finished: bool) -> None:
         """Lets actors hear that training is finished, so that they end and do not reconnect."""
         self._inference.finish(expect_everybody=resumed_finished)
         if resumed_finished:
@@ -362,7 +413,7 @@ class Learner:
         while (
             not self._inference.everybody_knows
             and time.monotonic() - start < self._farewell_seconds(resumed_finished)
-            and not stop.is_set()
+            and not self._stop.is_set()
         ):
             self._sink.next_batch(0.05)
 
@@ -403,6 +454,11 @@ class _Interval:
         means["speed/training_steps_per_second"] = self._num_steps / seconds
         self._metrics, self._num_steps = {}, 0
         return means
+
+
+def _so_many_environments(num_envs: int, num_hosts: int) -> str:
+    each = f", {num_envs / num_hosts:g} for each of {num_hosts} hosts" if num_hosts > 1 else ""
+    return f"--num_envs={num_envs} environments{each}"
 
 
 def padded_sizes(max_size: int) -> list[int]:

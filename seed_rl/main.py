@@ -36,7 +36,7 @@ flags.DEFINE_list(
     # In a directory that nobody else may enter; the learner makes it.
     [f"unix:/tmp/seed_rl_{os.getuid()}/learner"],
     "Where the learner listens: 'unix:/path' or 'host:port', several separated by commas. An actor "
-    "connects to one of them.",
+    "connects to one of them, the first actors to the first.",
 )
 flags.DEFINE_integer("task", 0, "Number of this actor, from 0.", lower_bound=0)
 flags.DEFINE_integer("num_envs", 16, "Environments of all actors together.", lower_bound=1)
@@ -46,6 +46,19 @@ flags.DEFINE_multi_string(
 )
 flags.DEFINE_multi_string(
     "gin_bindings", [], "A gin binding, such as 'Learner.total_frames=1e6'. May be repeated."
+)
+flags.DEFINE_list(
+    "hosts",
+    [],
+    "learner: 'host:port' of every host, if several train together, in the same order on all: "
+    "where they talk to each other.",
+)
+flags.DEFINE_integer("host_index", 0, "learner: which of --hosts this is.", lower_bound=0)
+flags.DEFINE_bool(
+    "insecure_hosts",
+    False,
+    "Allow --hosts beyond this machine: what they tell each other is not encrypted, and whoever "
+    "reaches their ports can run code there.",
 )
 flags.DEFINE_integer("seed", 1, "Environment i starts from seed + i.", lower_bound=0)
 flags.DEFINE_string(
@@ -171,7 +184,10 @@ def run_actor(signals: "StopSignals") -> None:
     with _setting_up():
         environments = make_environment_batch(experiment.environment, env_ids, FLAGS.seed)
     try:
-        address = FLAGS.server_address[FLAGS.task % len(FLAGS.server_address)]
+        # The first actors to the first address and so on: learners on several hosts have their
+        # environments in this order.
+        num_actors = max(FLAGS.task + 1, FLAGS.num_envs // FLAGS.env_batch_size)
+        address = FLAGS.server_address[FLAGS.task * len(FLAGS.server_address) // num_actors]
         actor = Actor(
             environments, first, address, insecure=FLAGS.insecure, credentials=credentials
         )
@@ -215,12 +231,16 @@ def run_learner(signals: "StopSignals") -> None:
     import tensorflow as tf
 
     from seed_rl.devices import make_placement
+    from seed_rl.hosts import connect_hosts
     from seed_rl.learner import Learner, make_logdir
     from seed_rl.profiling import parse_steps
 
+    if FLAGS.host_index:  # the first one's is the run's
+        logdir = os.path.join(logdir, f"host_{FLAGS.host_index}")
     logdir = make_logdir(logdir)
+    connect = functools.partial(connect_hosts, FLAGS.hosts, FLAGS.host_index, FLAGS.insecure_hosts)
     with _setting_up():
-        placement = make_placement()
+        placement = make_placement(connect=connect)
         make_agent, observation_specs, action_specs = _agent_factory(
             experiment.environment, experiment.agent
         )

@@ -1,6 +1,7 @@
 """Observations with mean 0 and variance 1, by statistics of what was trained on."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -9,6 +10,14 @@ import tensorflow as tf
 _MAX_COUNT = 1e6
 _CLIP = 10.0  # standard deviations
 _EPSILON = 1e-4
+
+
+class Moments(NamedTuple):
+    """The mean and the variance of each element over a number of arrays."""
+
+    number: Any  # float32 scalar
+    mean: Any  # float32 [*shape]
+    variance: Any  # float32 [*shape]
 
 
 class ObservationNormalizer(tf.Module):
@@ -38,11 +47,22 @@ class ObservationNormalizer(tf.Module):
         ]
         return tf.nest.pack_sequence_as(observation, leaves)
 
-    def update(self, observation: Any) -> None:
-        """Takes a nest of tensors [..., *shape] into the statistics."""
-        for leaf, moments in zip(tf.nest.flatten(observation), self._moments, strict=True):
-            if moments is not None:
-                moments.update(leaf)
+    def moments(self, observation: Any) -> list[Moments]:
+        """Returns the moments of each vector of a nest of tensors [..., *shape], for `update`.
+
+        In a replica context of tf.distribute, they are those of all replicas' observations.
+        """
+        return [
+            moments.of(leaf)
+            for leaf, moments in zip(tf.nest.flatten(observation), self._moments, strict=True)
+            if moments is not None
+        ]
+
+    def update(self, batch: Sequence[Moments]) -> None:
+        """Takes what `moments` returned into the statistics."""
+        running = [moments for moments in self._moments if moments is not None]
+        for moments, new in zip(running, batch, strict=True):
+            moments.update(new)
 
 
 def is_vector(spec: tf.TensorSpec) -> bool:
@@ -78,13 +98,16 @@ class RunningMoments(tf.Module):
         known = self.count > 0
         return tf.where(known, tf.clip_by_value(centred, -_CLIP, _CLIP), tf.cast(x, tf.float32))
 
-    def update(self, x: tf.Tensor) -> None:
-        """Merges a batch [..., *shape]; in a replica context, the batches of all replicas."""
+    def of(self, x: tf.Tensor) -> Moments:
+        """The moments of a batch [..., *shape]; in a replica context, of all replicas' batches."""
         x = tf.stop_gradient(tf.cast(x, tf.float32))
         axes = list(range(x.shape.rank - self._rank))
         number = tf.cast(tf.reduce_prod(tf.shape(x)[: len(axes)]), tf.float32)
-        mean, variance = tf.nn.moments(x, axes)
-        number, mean, variance = _of_all_replicas(number, mean, variance)
+        return _of_all_replicas(Moments(number, *tf.nn.moments(x, axes)))
+
+    def update(self, batch: Moments) -> None:
+        """Merges a batch, of which the moments are given."""
+        number, mean, variance = batch
         total = self.count + number
         share = number / total
         delta = mean - self.mean
@@ -94,12 +117,28 @@ class RunningMoments(tf.Module):
         self.count.assign(tf.minimum(total, _MAX_COUNT))
 
 
-def _of_all_replicas(number: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor) -> tuple:
-    """The count and the moments of the batches of all replicas, which are of equal size."""
+def merge_moments(parts: Moments) -> Moments:
+    """The moments of several parts together.
+
+    Args:
+      parts: of each part, stacked: leaves [P] and [P, *shape].
+    """
+    number, means, variances = (tf.convert_to_tensor(x, tf.float32) for x in parts)
+    total = tf.reduce_sum(number)
+    # By [P, 1, …]: as many dimensions as the arrays have.
+    shares = tf.reshape(number / total, [-1] + [1] * (means.shape.rank - 1))
+    mean = tf.reduce_sum(shares * means, axis=0)
+    spread = variances + tf.square(means - mean)
+    return Moments(total, mean, tf.reduce_sum(shares * spread, axis=0))
+
+
+def _of_all_replicas(batch: Moments) -> Moments:
+    """The moments of the batches of all replicas, which are of equal size."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
-        return number, mean, variance
+        return batch
+    number, mean, variance = batch
     average = tf.distribute.ReduceOp.MEAN
     common_mean = context.all_reduce(average, mean)
     variance = context.all_reduce(average, variance + tf.square(mean - common_mean))
-    return number * context.num_replicas_in_sync, common_mean, variance
+    return Moments(number * context.num_replicas_in_sync, common_mean, variance)

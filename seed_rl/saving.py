@@ -23,13 +23,14 @@ class Saver:
 
     def __init__(
         self,
-        save_checkpoint: Callable[[], str],
+        save_checkpoint: Callable[[], str] | None,
         save_data: Callable[[], None],
         interval: float,
         clock: Callable[[], float] = time.monotonic,
     ):
         """Args:
         save_checkpoint: writes the checkpoint, without which a run cannot go on; returns its path.
+          None: another host does.
         save_data: writes what makes going on faster, such as the replay.
         interval: seconds between saves.
         clock: returns the time in seconds.
@@ -67,7 +68,8 @@ class Saver:
         )
 
     def _checkpoint(self) -> None:
-        logging.info("saved checkpoint %s", self._save_checkpoint())
+        if self._save_checkpoint is not None:
+            logging.info("saved checkpoint %s", self._save_checkpoint())
 
     def _attempt(self, what: str, save: Callable[[], None]) -> Exception | None:
         try:

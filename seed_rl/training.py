@@ -1,14 +1,15 @@
 """One training step: loss, gradients, optimizer; on one device, or on several in step."""
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
 from seed_rl.agent import Agent, LossOutputs, UnrollSink
+from seed_rl.batch_parts import BatchPart, join_hosts, join_replicas, reduce_over_replicas
 from seed_rl.devices import Placement, default_placement, tpu_decode, tpu_encode
+from seed_rl.normalization import Moments
 from seed_rl.precision import LossScale
 from seed_rl.prefetching import PlacedBatch
 from seed_rl.unrolls import split_batch
@@ -19,21 +20,13 @@ class DivergedError(UserError):
     """Too many training steps in a row had a loss or gradient that is not finite."""
 
 
-class _ReplicaResult(NamedTuple):
-    """What one replica says about its part of a batch."""
-
-    step_metrics: dict[str, tf.Tensor]  # of the whole batch: the same on every replica
-    agent_metrics: dict[str, tf.Tensor]  # of its part
-    feedback: Any
-    share: tf.Tensor  # of the whole batch's loss; those of all replicas add up to 1
-
-
 class Trainer(tf.Module):
     """Applies an agent's loss to its variables, compiled into one tf.function.
 
     Where several devices train, each has a replica of the variables and gets an equal part of the
     batch. Gradients are averaged over them before they are clipped and applied, so that the
-    replicas stay the same, and the same as if one device had trained on the whole batch.
+    replicas stay the same, and the same as if one device had trained on the whole batch. So it is
+    with several hosts, of which each brings a batch of its own.
     """
 
     def __init__(
@@ -49,7 +42,8 @@ class Trainer(tf.Module):
         optimizer: Keras optimizer; made, like the agent, in the placement's scope.
         jit_compile: compile the step with XLA, as a TPU requires. A CPU is faster without.
         max_skipped_steps: training ends when more steps in a row than these had to be skipped.
-        placement: on which devices; None: on the one that TensorFlow takes by itself.
+        placement: on which devices; None: on the one that TensorFlow takes by itself. Where
+          several hosts train, each calls `step` at the same time, with a batch of its own.
 
         Raises:
           UserError: the agent's batch does not divide by the number of devices.
@@ -69,9 +63,16 @@ class Trainer(tf.Module):
             self._loss_scale = LossScale() if agent.precision == "float16" else None
         # XLA compiles for one device: of several, each one's part, between which they talk.
         one_device = self._placement.strategy is None
-        self._step = tf.function(
-            self._train_step, jit_compile=jit_compile and one_device, autograph=False
+        compiled = jit_compile and one_device
+        if self._placement.hosts.size == 1:
+            self._step = tf.function(self._train_step, jit_compile=compiled, autograph=False)
+        else:
+            # Between the two halves the hosts talk.
+            self._step = self._step_with_other_hosts
+        self._host_part = tf.function(
+            self._compute_host_part, jit_compile=compiled, autograph=False
         )
+        self._host_apply = tf.function(self._apply_on_host, jit_compile=compiled, autograph=False)
         self._loss_and_gradients = self._compute_loss_and_gradients
         if jit_compile and not one_device and not self._placement.compiles:
             self._loss_and_gradients = tf.function(
@@ -162,23 +163,61 @@ class Trainer(tf.Module):
     def _train_step(self, batch: Any) -> tuple[dict[str, tf.Tensor], Any]:
         strategy = self._placement.strategy
         if strategy is None:
-            result = self._replica_step(batch)
-            return {**result.agent_metrics, **result.step_metrics}, result.feedback
-        result = strategy.run(self._replica_step, args=(batch,))
-        return _joined(_by_replica(strategy, result))
+            return self._replica_step(batch)
+        results = _by_replica(strategy, strategy.run(self._replica_gradients_and_step, (batch,)))
+        parts, step_metrics = zip(*results, strict=True)
+        part = join_replicas(parts)
+        return {**part.metrics, **step_metrics[0]}, part.feedback
 
-    def _replica_step(self, batch: Any) -> _ReplicaResult:
-        context = tf.distribute.get_replica_context()
+    def _replica_step(self, batch: Any) -> tuple[dict[str, tf.Tensor], Any]:
+        part, step_metrics = self._replica_gradients_and_step(batch)
+        return {**part.metrics, **step_metrics}, part.feedback
+
+    def _replica_gradients_and_step(self, batch: Any) -> tuple[BatchPart, dict[str, tf.Tensor]]:
+        part = self._replica_part(batch)
+        metrics = self._replica_apply(part.loss, part.gradients, part.statistics)
+        # What has been applied need not leave the device.
+        return part._replace(gradients=[], statistics=[]), metrics
+
+    def _step_with_other_hosts(self, batch: Any) -> tuple[dict[str, tf.Tensor], Any]:
+        part = join_hosts(self._host_part(batch), self._placement.hosts)
+        metrics = self._host_apply(part.loss, part.gradients, part.statistics)
+        return {**part.metrics, **metrics}, part.feedback
+
+    def _compute_host_part(self, batch: Any) -> BatchPart:
+        strategy = self._placement.strategy
+        if strategy is None:
+            return self._replica_part(batch)
+        return join_replicas(_by_replica(strategy, strategy.run(self._replica_part, (batch,))))
+
+    def _apply_on_host(self, *of_all_hosts: Any) -> dict[str, tf.Tensor]:
+        strategy = self._placement.strategy
+        if strategy is None:
+            return self._replica_apply(*of_all_hosts)
+        metrics = strategy.run(self._replica_apply, of_all_hosts)  # the same of all replicas
+        return {k: strategy.experimental_local_results(v)[0] for k, v in metrics.items()}
+
+    def _replica_part(self, batch: Any) -> BatchPart:
+        """What this replica's part of a batch gives; loss and gradients are those of all."""
         if self._placement.encodes:
             batch = tpu_decode(batch)
         outputs, gradients = self._loss_and_gradients(batch)
-        self._agent.update_statistics(batch)
-        loss, share = outputs.loss, tf.constant(1.0)
-        if context.num_replicas_in_sync > 1:
-            share = _share(context, tf.cast(outputs.weight, tf.float32))
-            loss, *gradients = context.all_reduce(
-                tf.distribute.ReduceOp.SUM, [x * share for x in (loss, *gradients)]
+        return reduce_over_replicas(
+            BatchPart(
+                outputs.loss,
+                gradients,
+                tf.cast(outputs.weight, tf.float32),
+                self._agent.batch_statistics(batch),
+                outputs.metrics,
+                outputs.feedback,
             )
+        )
+
+    def _replica_apply(
+        self, loss: tf.Tensor, gradients: list[tf.Tensor], statistics: list[Moments]
+    ) -> dict[str, tf.Tensor]:
+        """Changes this replica's variables; returns metrics, which are the same on all."""
+        self._agent.update_statistics(statistics)
         norm = tf.linalg.global_norm(gradients)
         finite = tf.math.is_finite(norm) & tf.math.is_finite(loss)
         if self._agent.max_gradient_norm > 0:
@@ -195,8 +234,8 @@ class Trainer(tf.Module):
         }
         if self._loss_scale is not None:
             metrics["training/loss_scale"] = tf.identity(self._loss_scale.value)
-        self._apply(context, gradients, finite)
-        return _ReplicaResult(metrics, outputs.metrics, outputs.feedback, share)
+        self._apply(tf.distribute.get_replica_context(), gradients, finite)
+        return metrics
 
     def _compute_loss_and_gradients(self, batch: Any) -> tuple[LossOutputs, list[tf.Tensor]]:
         scale = 1.0 if self._loss_scale is None else self._loss_scale.value
@@ -249,31 +288,10 @@ class Trainer(tf.Module):
         self._agent.after_training_step()
 
 
-def _share(context: Any, weight: tf.Tensor) -> tf.Tensor:
-    """Of this replica in the mean over all, by their weights; equal if all of these are 0."""
-    total = context.all_reduce(tf.distribute.ReduceOp.SUM, weight)
-    return tf.where(total > 0, weight / total, 1.0 / context.num_replicas_in_sync)
-
-
 def _by_replica(strategy: tf.distribute.Strategy, nest: Any) -> list[Any]:
     """A nest of values of each replica → a nest for each replica of this process."""
     leaves = [strategy.experimental_local_results(x) for x in tf.nest.flatten(nest)]
     return [tf.nest.pack_sequence_as(nest, part) for part in zip(*leaves, strict=True)]
-
-
-def _joined(results: Sequence[_ReplicaResult]) -> tuple[dict[str, tf.Tensor], Any]:
-    """The metrics and the feedback of the whole batch."""
-    shares = tf.stack([result.share for result in results])
-    shares /= tf.reduce_sum(shares)  # those of other processes are not here
-    metrics = dict(results[0].step_metrics)
-    for name in results[0].agent_metrics:
-        values = tf.stack([result.agent_metrics[name] for result in results])
-        mean = tf.reduce_sum(shares * values)
-        metrics[name] = tf.reduce_max(values) if name.endswith("_max") else mean
-    feedback = tf.nest.map_structure(
-        lambda *parts: tf.concat(parts, axis=0), *(result.feedback for result in results)
-    )
-    return metrics, feedback
 
 
 def _to_tensors(nest: Any) -> Any:

@@ -1,7 +1,7 @@
 """The R2D2 agent: what it supplies to the learner."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gin
@@ -15,6 +15,7 @@ from seed_rl.agent import Agent, LossOutputs
 from seed_rl.agents.r2d2 import exploration, losses, networks
 from seed_rl.agents.r2d2.networks import AgentOutput
 from seed_rl.environment_factory import has_parameter
+from seed_rl.normalization import Moments
 from seed_rl.precision import network_in_precision
 from seed_rl.replay import PrioritizedReplay
 from seed_rl.replay_memory import check_replay_fits
@@ -147,6 +148,7 @@ class R2D2Agent(Agent):
             for _ in range(2)
         )
         # Networks of one's own need not have any.
+        self._batch_statistics = getattr(self._network, "batch_statistics", lambda _: [])
         self._update_statistics = getattr(self._network, "update_statistics", lambda _: None)
         self._num_updates = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._copy_to_target()
@@ -292,8 +294,11 @@ class R2D2Agent(Agent):
         }
         return LossOutputs(loss, metrics, result.priorities)
 
-    def update_statistics(self, batch: ReplayBatch) -> None:
-        self._update_statistics(batch.unrolls.env_outputs.observation)
+    def batch_statistics(self, batch: ReplayBatch) -> list[Moments]:
+        return self._batch_statistics(batch.unrolls.env_outputs.observation)
+
+    def update_statistics(self, statistics: Sequence[Moments]) -> None:
+        self._update_statistics(statistics)
 
     def after_training_step(self) -> None:
         """Copies the network to the target network, once in target_update_period calls."""

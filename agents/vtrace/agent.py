@@ -1,6 +1,6 @@
 """The V-trace agent: what it supplies to the learner."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gin
@@ -14,6 +14,7 @@ from seed_rl.agents.vtrace import losses, networks
 from seed_rl.agents.vtrace.networks import AgentOutput
 from seed_rl.distributions import get_parametric_distribution_for_action_space
 from seed_rl.environment_factory import has_parameter
+from seed_rl.normalization import Moments
 from seed_rl.observations import tensor_specs
 from seed_rl.precision import network_in_precision
 from seed_rl.queue_sink import QueueSink
@@ -117,6 +118,7 @@ class VTraceAgent(Agent):
         else:
             self._network.build(specs)
         # Networks of one's own need not have any.
+        self._batch_statistics = getattr(self._network, "batch_statistics", lambda _: [])
         self._update_statistics = getattr(self._network, "update_statistics", lambda _: None)
 
     def initial_state(self, batch_size: int) -> Any:
@@ -163,8 +165,11 @@ class VTraceAgent(Agent):
         metrics = {f"vtrace/{name}": value for name, value in result.metrics.items()}
         return LossOutputs(loss, metrics, (), weight=result.num_used)
 
-    def update_statistics(self, batch: Unroll) -> None:
-        self._update_statistics(batch.env_outputs.observation)
+    def batch_statistics(self, batch: Unroll) -> list[Moments]:
+        return self._batch_statistics(batch.env_outputs.observation)
+
+    def update_statistics(self, statistics: Sequence[Moments]) -> None:
+        self._update_statistics(statistics)
 
     def _log_entropy_cost(self) -> tf.Tensor:
         return self._adjustment_speed * self._entropy_cost_parameter

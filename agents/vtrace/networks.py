@@ -34,7 +34,7 @@ from seed_rl import observations
 from seed_rl.automatic_torso import AutomaticTorso
 from seed_rl.distributions import Categorical, ParametricDistribution
 from seed_rl.frame_stacking import FrameStack
-from seed_rl.normalization import ObservationNormalizer
+from seed_rl.normalization import Moments, ObservationNormalizer
 from seed_rl.recurrent import LSTMCore
 from seed_rl.setting_checks import check_layer_size
 from seed_rl.structures import EnvOutput
@@ -73,7 +73,7 @@ class ActorCritic(tf.Module):
       dtype: a Keras dtype policy.
       stack_size: how many successive frames the torso sees together.
       normalize_observations: whether vectors are normalised by the statistics of what was trained
-        on, see `ObservationNormalizer`; `update_statistics` then has to be told it.
+        on, see `ObservationNormalizer`; `update_statistics` then has to be told of it.
     """
 
     def __init__(
@@ -174,13 +174,18 @@ class ActorCritic(tf.Module):
                 self._normalizer = ObservationNormalizer(specs)
         self._observation_specs = specs
 
-    def update_statistics(self, observation: Any) -> None:
-        """Is told the observations of a training step, leaves [..., *shape]; see the constructor.
+    def batch_statistics(self, observation: Any) -> list[Moments]:
+        """Returns what `update_statistics` has to be told of the observations of a training step.
 
-        Nothing happens unless `normalize_observations`.
+        Args:
+          observation: leaves [..., *shape]. Nothing is told of it unless `normalize_observations`.
         """
+        return [] if self._normalizer is None else self._normalizer.moments(observation)
+
+    def update_statistics(self, statistics: Sequence[Moments]) -> None:
+        """Takes what `batch_statistics` returned into the statistics."""
         if self._normalizer is not None:
-            self._normalizer.update(observation)
+            self._normalizer.update(statistics)
 
     def __call__(
         self,

@@ -207,7 +207,7 @@ def test_r2d2_takes_any_space_by_default_and_normalises_in_both_networks():
 
     R2D2Agent(NESTED, spaces.Discrete(ACTIONS), 1)
     agent = R2D2Agent(NESTED, spaces.Discrete(ACTIONS), 1, network=network, target_update_period=1)
-    agent._update_statistics(env_outputs(NESTED, (T, B)).observation)
+    agent._update_statistics(agent._batch_statistics(env_outputs(NESTED, (T, B)).observation))
     agent.after_training_step()
     own, target = (agent.checkpoint_items[n].variables for n in ("network", "target_network"))
     assert_close([v.numpy() for v in own], [v.numpy() for v in target])

@@ -303,7 +303,9 @@ def test_intervals_must_not_be_negative(tmp_path, make_agent, name):
 
 def test_environments_that_no_actor_could_have(tmp_path, make_agent):
     agent, spec = make_agent(), agent_action_specs(Countdown.action_space)
-    with pytest.raises(UserError, match=r"--num_envs=15 is no multiple of .*=8: the last 7 "):
+    with pytest.raises(
+        UserError, match=r"--num_envs=15 environments are no multiple of .*=8: the last 7 "
+    ):
         Learner(agent, spec, spec, 15, [f"unix:{tmp_path}/s"], str(tmp_path), env_batch_size=8)
 
 

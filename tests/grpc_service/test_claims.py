@@ -106,7 +106,7 @@ def test_claims_that_cannot_be_read_are_refused(start, address, stack, environme
 
 
 def test_a_client_name_is_in_no_message():
-    claims = Claims(0)
+    claims = Claims(None)
     claims.take(Claim(0, 2, "secret"), "stream 1", "ipv4:10.0.0.7:4321")
     with pytest.raises(EnvironmentsInUseError, match=r"connected from 10\.0\.0\.7:4321") as caught:
         claims.take(Claim(1, 2, "other"), "stream 2", "unix:")

@@ -3,6 +3,9 @@
 So each `cases_*.py` runs in a process of its own, which test_logical_devices.py starts; or by hand:
 
     SEED_RL_LOGICAL_CPUS=4 pytest tests/logical_devices/cases_training.py
+
+Those in `hosts_*.py` run in two processes at once, SEED_RL_HOSTS=localhost:1234,localhost:1235 and
+SEED_RL_HOST_INDEX say which one this is.
 """
 
 import os
@@ -19,12 +22,20 @@ if NUM_DEVICES:
     from seed_rl.agents.r2d2.agent import R2D2Agent
     from seed_rl.agents.vtrace.agent import VTraceAgent
     from seed_rl.devices import make_placement
+    from seed_rl.hosts import connect_hosts
     from seed_rl.optimizers import adam
     from seed_rl.replay_sink import ReplayBatch
     from seed_rl.structures import EnvOutput
     from seed_rl.unrolls import Unroll
 
-    make_placement(accelerator="cpu", num_logical_cpus=NUM_DEVICES)
+    HOSTS = make_placement(
+        accelerator="cpu",
+        num_logical_cpus=NUM_DEVICES,
+        connect=lambda: connect_hosts(
+            os.environ.get("SEED_RL_HOSTS", "").split(","),
+            int(os.environ.get("SEED_RL_HOST_INDEX", "0")),
+        ),
+    ).hosts
 
     OBSERVATION_SPACE = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
     ACTION_SPACE = gymnasium.spaces.Discrete(2)
@@ -82,7 +93,10 @@ def place():
 
     def make(num_training):
         return make_placement(
-            accelerator="cpu", num_logical_cpus=NUM_DEVICES, num_training_cpus=num_training
+            accelerator="cpu",
+            num_logical_cpus=NUM_DEVICES,
+            num_training_cpus=num_training,
+            connect=lambda: HOSTS,
         )
 
     return make
