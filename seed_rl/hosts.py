@@ -5,19 +5,23 @@ every training step the gradients of all hosts are averaged, so that all keep th
 Host 0 alone writes the checkpoints.
 
 TensorFlow carries what hosts tell each other, by its own gRPC servers and collective operations (a
-ring, on the hosts' CPUs). Whoever reaches such a server can run any TensorFlow operation there:
-they are for a network that one trusts.
+ring, on the hosts' CPUs). Such a server listens on all of the machine's addresses, and whoever
+reaches it can run any TensorFlow operation there: they are for a network that one trusts.
 """
 
 import concurrent.futures
-import ipaddress
-from collections.abc import Sequence
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import logging
 
 from seed_rl.grpc_service import addresses
+from seed_rl.rendezvous import wait_for_all
 from seed_rl.user_error import UserError
 
 _ERRORS = (
@@ -66,7 +70,7 @@ class HostGroup:
         return range(self.index * each, (self.index + 1) * each)
 
     def sum(self, nest: Any) -> Any:
-        """Adds up a nest of numeric tensors, leaf by leaf, over all hosts."""
+        """Adds up a nest of tensors of one numeric type, leaf by leaf, over all hosts."""
         return nest
 
     def gather(self, nest: Any) -> Any:
@@ -100,11 +104,10 @@ def connect_hosts(given: Sequence[str], index: int, insecure: bool = False) -> H
       given: 'host:port' of every host in the same order on all: where it listens for the others.
         None or one of them: this process is alone.
       index: which of them this process is.
-      insecure: allow addresses that are reached from beyond this machine.
+      insecure: that this is wanted although whoever reaches the ports can run code here.
 
     Raises:
-      UserError: an address or the index is wrong, reaches beyond this machine without `insecure`,
-        or is taken.
+      UserError: an address or the index is wrong, `insecure` is not said, or the port is taken.
     """
     if len(given) < 2:
         if index:
@@ -114,24 +117,28 @@ def connect_hosts(given: Sequence[str], index: int, insecure: bool = False) -> H
         raise UserError(f"--host_index={index} must be from 0 to {len(given) - 1}, as --hosts has")
     if len(set(given)) < len(given):
         raise UserError(f"--hosts={','.join(given)} has an address twice")
-    for address in given:
-        _check_address(address, insecure)
+    for text in given:
+        address = addresses.parse(text)
+        if address.path or not address.port:
+            raise UserError(f"--hosts has {text!r}: expected host:port")
+    if not insecure:
+        raise UserError(
+            "--hosts: what hosts tell each other is not encrypted, TensorFlow listens for it on "
+            "all addresses of this machine, and whoever reaches the port can run code here. Allow "
+            "it with --insecure_hosts on a network that you trust (docs/devices.md)"
+        )
+    _check_port(addresses.parse(given[index]).port)
     return _Hosts(given, index)
 
 
-def _check_address(text: str, insecure: bool) -> None:
-    address = addresses.parse(text)
-    if address.path or not address.port:
-        raise UserError(f"--hosts has {text!r}: expected host:port")
-    if insecure:
-        return
-    for ip in addresses.resolve(address):
-        if not ipaddress.ip_address(ip.partition("%")[0]).is_loopback:
-            raise UserError(
-                f"--hosts has {text!r}, which reaches beyond this machine: what hosts tell each "
-                "other is not encrypted, and whoever reaches this port can run code here. Allow it "
-                "with --insecure_hosts on a network that you trust (docs/devices.md)"
-            )
+def _check_port(port: int) -> None:
+    """Raises UserError if the port is taken: TensorFlow would say so when all wait for this one."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))  # as TensorFlow does
+        except OSError as error:
+            raise UserError(f"--hosts: port {port} cannot be listened on here: {error}") from error
 
 
 class _Hosts(HostGroup):
@@ -140,20 +147,21 @@ class _Hosts(HostGroup):
     def __init__(self, given: Sequence[str], index: int):
         self.size, self.index = len(given), index
         logging.info("host %d of %s: waiting until all are there", index, ", ".join(given))
+        wait_for_all(given, index)
+        with _deadly_signals():
+            self._strategy = _make_strategy(given, index)
         # TensorFlow is waited for in a thread, so that signals are heard meanwhile.
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="hosts")
-        self._strategy = self._thread.submit(_make_strategy, given, index).result()
         logging.info("all %d hosts are there", self.size)
-        self._sum = tf.function(self._all_reduce, autograph=False)
+        # One for each type, for any length: what differs in length alone is not traced anew.
+        self._sums: dict[tf.DType, Any] = {}
 
     def sum(self, nest: Any) -> Any:
         leaves = [tf.convert_to_tensor(x) for x in tf.nest.flatten(nest)]
-        if not leaves:
-            return nest
         # One message for all: each takes two rounds of the ring, however small.
         flat = tf.concat([tf.reshape(x, [-1]) for x in leaves], axis=0)
         try:
-            total = self._thread.submit(self._sum, flat).result()
+            total = self._thread.submit(self._sum_of(flat.dtype), flat).result()
         except _ERRORS as error:
             logging.debug("a collective operation failed", exc_info=True)
             raise HostGoneError(
@@ -173,10 +181,12 @@ class _Hosts(HostGroup):
         return Meeting(*map(int, self.sum([said])[0].numpy()))
 
     def broadcast(self, variables: Sequence[Any]) -> None:
-        for variable in variables:
-            value = tf.convert_to_tensor(variable)
-            (received,) = self.sum([value if self.is_chief else tf.zeros_like(value)])
-            variable.assign(received)
+        for dtype in dict.fromkeys(variable.dtype for variable in variables):
+            chosen = [variable for variable in variables if variable.dtype == dtype]
+            values = [tf.convert_to_tensor(variable) for variable in chosen]
+            own = values if self.is_chief else [tf.zeros_like(value) for value in values]
+            for variable, value in zip(chosen, self.sum(own), strict=True):
+                variable.assign(value)
 
     def check_same(self, described: Sequence[str]) -> None:
         (number,) = self.gather([float(len(described))])
@@ -201,6 +211,12 @@ class _Hosts(HostGroup):
         none = tf.zeros_like(x)
         return tf.stack([x if host == self.index else none for host in range(self.size)])
 
+    def _sum_of(self, dtype: tf.DType) -> Any:
+        if dtype not in self._sums:
+            flat = tf.TensorSpec([None], dtype)
+            self._sums[dtype] = tf.function(self._all_reduce, [flat], autograph=False)
+        return self._sums[dtype]
+
     def _all_reduce(self, flat: tf.Tensor) -> tf.Tensor:
         def replica(x: tf.Tensor) -> Any:
             context = tf.distribute.get_replica_context()
@@ -208,6 +224,25 @@ class _Hosts(HostGroup):
             return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(x))
 
         return self._strategy.run(replica, args=(flat,))
+
+
+@contextlib.contextmanager
+def _deadly_signals() -> Iterator[None]:
+    """Signals end the process at once: while TensorFlow connects, Python hears none.
+
+    Afterwards they are as they were; TensorFlow takes SIGTERM for itself meanwhile.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in handlers:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _make_strategy(given: Sequence[str], index: int) -> tf.distribute.Strategy:

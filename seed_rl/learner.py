@@ -370,10 +370,11 @@ class Learner:
         self._news.append(news)
 
     def _resume(self) -> bool:
+        variables = self._checkpoints.variables()  # restoring adds some that are TensorFlow's own
         resumed = self._hosts.is_chief and self._checkpoints.restore_latest()
         (resumed_hosts,) = self._hosts.sum([int(resumed)])
         resumed = int(resumed_hosts) > 0
-        self._hosts.broadcast(self._checkpoints.variables())
+        self._hosts.broadcast(variables)
         self._first_frames = int(self._checkpoints.frames.numpy())
         self._trainer.num_steps = int(self._checkpoints.training_steps.numpy())
         if resumed:

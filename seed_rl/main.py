@@ -57,8 +57,8 @@ flags.DEFINE_integer("host_index", 0, "learner: which of --hosts this is.", lowe
 flags.DEFINE_bool(
     "insecure_hosts",
     False,
-    "Allow --hosts beyond this machine: what they tell each other is not encrypted, and whoever "
-    "reaches their ports can run code there.",
+    "Allow --hosts: what they tell each other is not encrypted, and whoever reaches their ports "
+    "can run code there.",
 )
 flags.DEFINE_integer("seed", 1, "Environment i starts from seed + i.", lower_bound=0)
 flags.DEFINE_string(
@@ -211,7 +211,8 @@ def _agent_factory(environment: str, agent: str) -> tuple[Callable[[], Any], Any
     from seed_rl.agent_specs import agent_action_specs, agent_observation_specs
     from seed_rl.environment import make_environment_batch
 
-    tf.keras.utils.set_random_seed(FLAGS.seed)
+    # Hosts must not explore alike; their variables become those of the first one.
+    tf.keras.utils.set_random_seed(FLAGS.seed + FLAGS.host_index)
     probe = make_environment_batch(environment, [0], FLAGS.seed)
     try:
         spaces = probe.observation_space, probe.action_space

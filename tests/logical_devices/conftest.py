@@ -34,6 +34,7 @@ if NUM_DEVICES:
         connect=lambda: connect_hosts(
             os.environ.get("SEED_RL_HOSTS", "").split(","),
             int(os.environ.get("SEED_RL_HOST_INDEX", "0")),
+            insecure=True,
         ),
     ).hosts
 
