@@ -263,12 +263,12 @@ def fuzz_decoder(count: int, seed: int, max_seconds: float) -> str:
     decode = Decoder()
     taken, slowest = 0, 0.0
     for message in itertools.islice(make_messages(seed, make_corpus()), count):
-        start = time.process_time()
+        start = time.thread_time()  # other threads of a test's process may be busy
         try:
             taken += decode(message) > 0
         except Exception as error:
             raise HarmError(f"{type(error).__name__}: {error}, by {message!r:.2000}") from error
-        seconds = time.process_time() - start
+        seconds = time.thread_time() - start
         slowest = max(slowest, seconds)
         if seconds > max_seconds:
             raise HarmError(f"{seconds:.1f} s for {message!r:.2000}")
