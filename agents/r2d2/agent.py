@@ -148,7 +148,9 @@ class R2D2Agent(Agent):
             for _ in range(2)
         )
         # Networks of one's own need not have any.
-        self._batch_statistics = getattr(self._network, "batch_statistics", lambda _: [])
+        self._batch_statistics: Callable[[Any], list[Moments]] = getattr(
+            self._network, "batch_statistics", lambda _: []
+        )
         self._update_statistics = getattr(self._network, "update_statistics", lambda _: None)
         self._num_updates = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._copy_to_target()

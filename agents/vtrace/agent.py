@@ -118,7 +118,9 @@ class VTraceAgent(Agent):
         else:
             self._network.build(specs)
         # Networks of one's own need not have any.
-        self._batch_statistics = getattr(self._network, "batch_statistics", lambda _: [])
+        self._batch_statistics: Callable[[Any], list[Moments]] = getattr(
+            self._network, "batch_statistics", lambda _: []
+        )
         self._update_statistics = getattr(self._network, "update_statistics", lambda _: None)
 
     def initial_state(self, batch_size: int) -> Any:
