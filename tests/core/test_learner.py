@@ -406,9 +406,7 @@ def test_an_actor_that_reconnects_as_training_ends_hears_of_it(
     environments = make_environment_batch(Countdown, [0, 1], 0)
     learner._server.start()
     Actor(environments, 0, address).run(lambda: learner._inference.num_steps >= 4)
-    farewell = threading.Thread(
-        target=learner._say_farewell, args=(threading.Event(), False), daemon=True
-    )
+    farewell = threading.Thread(target=learner._say_farewell, args=(False,), daemon=True)
     farewell.start()
     farewell.join(SOON if not recently else 1.0)
     assert farewell.is_alive() == recently
