@@ -60,6 +60,14 @@ def test_a_smaller_replay_takes_the_newest_items(tmp_path):
     np.testing.assert_allclose(frequencies(replay)[5:8], [0, 7 / 15, 8 / 15], atol=0.011)
 
 
+def test_a_replay_is_saved_where_there_is_no_checkpoint_yet(tmp_path):
+    """As of several hosts only the first one writes checkpoints."""
+    filled().save(tmp_path / "log" / "checkpoints" / "replay")
+    replay = PrioritizedReplay(5, SPECS, 0.6)
+    replay.load(tmp_path / "log" / "checkpoints" / "replay")
+    assert len(replay) == len(filled())
+
+
 def test_an_empty_replay_can_be_saved(tmp_path):
     PrioritizedReplay(5, SPECS, 0.6).save(tmp_path / "replay")
     replay = PrioritizedReplay(5, SPECS, 0.6)
