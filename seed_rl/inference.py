@@ -205,14 +205,13 @@ class CentralInference:
 
         return [bound(policy) for policy in self._policies]
 
-    def finish(self, expect_everybody: bool = False) -> None:
+    def finish(self, expected: range = range(0)) -> None:
         """Answers every further call with TrainingFinished.
 
         Args:
-          expect_everybody: expect a call of every environment, not only of those stepped so far.
+          expected: environments that are to call, beside those that were stepped so far.
         """
-        if expect_everybody:
-            self._waiting[:] = True
+        self._waiting[list(expected)] = True
         self._finished = True
 
     @property

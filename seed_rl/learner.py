@@ -115,7 +115,7 @@ class Learner:
         """
         placement = placement or default_placement()
         hosts = self._hosts = placement.hosts
-        environments = hosts.environments(num_envs)
+        environments = self._environments = hosts.environments(num_envs)
         if not 0 <= agent.num_eval_envs < len(environments):
             raise UserError(
                 f"of {_so_many_environments(num_envs, hosts.size)}, {agent.num_eval_envs} are to "
@@ -400,7 +400,7 @@ class Learner:
 
     def _say_farewell(self, resumed_finished: bool) -> None:
         """Lets actors hear that training is finished, so that they end and do not reconnect."""
-        self._inference.finish(expect_everybody=resumed_finished)
+        self._inference.finish(self._environments if resumed_finished else range(0))
         if resumed_finished:
             logging.info(
                 "the run in %s has all its %d frames already; to train on, raise "

@@ -320,6 +320,16 @@ def test_a_late_call_of_a_dead_actor_in_the_same_batch_leaves_no_trace_in_the_ne
     assert unroll.prev_actions[0] == 0
 
 
+def test_finished_training_is_told_to_those_that_are_expected():
+    """Of several hosts, each expects its own environments."""
+    setup = Setup(ScriptedAgent(2), num_envs=4)
+    setup.inference.finish(expected=range(2, 4))
+    for env_ids, everybody in (([0], False), ([2], False), ([3], True)):
+        with pytest.raises(TrainingFinished):
+            setup.step(env_ids, 1)
+        assert setup.inference.everybody_knows == everybody
+
+
 def test_finished_training_is_told_to_every_environment():
     setup = Setup(ScriptedAgent(2), num_envs=4)
     setup.step([0, 1], 1)
