@@ -1,5 +1,6 @@
 """The learner: serves central inference, trains, saves and reports."""
 
+import hashlib
 import pathlib
 import threading
 import time
@@ -359,6 +360,8 @@ class Learner:
             "Learner.action_repeat": self._action_repeat,
             "batch_size": self._agent.batch_size,
             "unroll_length": self._agent.unroll_length,
+            "Learner.max_skipped_steps": self._trainer.max_skipped_steps,
+            "a gin configuration with the digest": _configuration_digest(),
         }
         variables = self._checkpoints.variables()
         return [f"{name}={value}" for name, value in settings.items()] + [
@@ -455,6 +458,13 @@ class _Interval:
         means["speed/training_steps_per_second"] = self._num_steps / seconds
         self._metrics, self._num_steps = {}, 0
         return means
+
+
+def _configuration_digest() -> str:
+    """A digest of all gin bindings but those that may differ from host to host."""
+    own = ("Learner.", "make_placement.", "#")
+    lines = [line for line in gin.config_str().splitlines() if not line.startswith(own)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
 def _so_many_environments(num_envs: int, num_hosts: int) -> str:

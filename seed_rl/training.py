@@ -52,7 +52,7 @@ class Trainer(tf.Module):
         self.num_steps = 0  # those of a run that is resumed included
         self.num_skipped = 0  # batches whose loss or gradient was not finite
         self._skipped_in_a_row = 0
-        self._max_skipped_steps = max_skipped_steps
+        self.max_skipped_steps = max_skipped_steps
         self._agent = agent
         self._optimizer = optimizer
         self._placement = placement or default_placement()
@@ -126,7 +126,7 @@ class Trainer(tf.Module):
             f"{float(metrics['training/gradient_norm'])}; it is not learned from"
         )
         logging.warning("%s (%d so far)", what, self.num_skipped)
-        if self._skipped_in_a_row > self._max_skipped_steps:
+        if self._skipped_in_a_row > self.max_skipped_steps:
             raise DivergedError(
                 f"{what}. That is {self._skipped_in_a_row} in a row, so training has diverged. Try "
                 "a lower learning rate, a lower max_gradient_norm, or smaller rewards, from the "

@@ -133,11 +133,19 @@ def test_an_actor_of_another_host_is_refused(hosts):
     assert [learner.wait(PATIENCE) for learner in learners] == [0, 0]
 
 
-def test_hosts_with_different_settings_end_with_the_reason(hosts):
+@pytest.mark.parametrize(
+    ("bindings", "message"),
+    [
+        (["VTraceAgent.batch_size=4", "VTraceAgent.batch_size=5"], "host {} has batch_size="),
+        # Nothing that has a shape: without a word, the hosts' parameters would drift apart.
+        (["adam.learning_rate=1e-3", "adam.learning_rate=1e-2"], "host {} has a gin config"),
+    ],
+)
+def test_hosts_with_different_settings_end_with_the_reason(hosts, bindings, message):
     learners = [
-        hosts.start_learner(host, f"--gin_bindings=VTraceAgent.batch_size={4 + host}")
-        for host in range(2)
+        hosts.start_learner(host, f"--gin_bindings={binding}")
+        for host, binding in enumerate(bindings)
     ]
     assert [learner.wait(PATIENCE) for learner in learners] == [2, 2]
     for host in range(2):
-        assert f"host {host} has batch_size={4 + host}" in hosts.log(host)
+        assert message.format(host) in hosts.log(host)
