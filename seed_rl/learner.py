@@ -23,6 +23,7 @@ from seed_rl.grpc_service import (
     Credentials,
     Server,
 )
+from seed_rl.hosts import HostGoneError
 from seed_rl.inference import (
     CentralInference,
     inference_input_specs,
@@ -119,9 +120,10 @@ class Learner:
         environments = self._environments = hosts.environments(num_envs)
         if not 0 <= agent.num_eval_envs < len(environments):
             raise UserError(
-                f"of {_so_many_environments(num_envs, hosts.size)}, {agent.num_eval_envs} are to "
-                "evaluate only (num_eval_envs): at least one must be left to train on. Raise "
-                "--num_envs or lower num_eval_envs"
+                f"of {_so_many_environments(num_envs, hosts.size)}, the last "
+                f"{agent.num_eval_envs} are to evaluate only (num_eval_envs): at least one must be "
+                f"left to train on{', on each host' if hosts.size > 1 else ''}. Raise --num_envs "
+                "or lower num_eval_envs"
             )
         for name, count, least in (
             ("total_frames", total_frames, 1),
@@ -256,6 +258,7 @@ class Learner:
 
         Raises:
           SaveError: the last checkpoint cannot be written.
+          HostGoneError: another host is gone; the checkpoint is written first.
           UserError: the checkpoint is written, but the exported policy cannot be.
           whatever the loss or the environment's data make go wrong.
         """
@@ -269,18 +272,22 @@ class Learner:
         self._saver.start()
         self._last_log = time.monotonic()
         resumed_finished = self.frames >= self._total_frames
+        gone: HostGoneError | None = None
         try:
             while not self._is_to_end and self.frames < self._total_frames:
                 self._train_once()
                 self._report(reporter)
             if not self._is_to_end:
                 self._say_farewell(resumed_finished)
-            self._hosts.meet(True, True, 0)  # none leaves while another still trains
+        except HostGoneError as error:
+            gone = error
         finally:
             try:
                 reporter.close()
             finally:
                 failure = self._close()
+        if gone is not None:
+            raise HostGoneError(f"{gone}. But {failure}" if failure else str(gone))
         if failure is not None:
             raise failure
         if not (stop.is_set() or self._is_to_end) and self._hosts.is_chief:
@@ -413,12 +420,16 @@ class Learner:
                 _LATE_FAREWELL_SECONDS,
             )
         start = time.monotonic()
-        # Inference may be waiting for room in the queue: training goes on so that it can answer.
-        while (
-            not self._inference.everybody_knows
-            and time.monotonic() - start < self._farewell_seconds(resumed_finished)
-            and not self._stop.is_set()
-        ):
+        while True:
+            done = (
+                self._inference.everybody_knows
+                or time.monotonic() - start >= self._farewell_seconds(resumed_finished)
+            )
+            # Hosts leave together: what one still has to say, the others wait for.
+            meeting = self._hosts.meet(done, self._stop.is_set(), 0)
+            if meeting.num_ready == self._hosts.size or meeting.num_stopping:
+                return
+            # Inference may be waiting for room in the queue: it is made, so that it can answer.
             self._sink.next_batch(0.05)
 
     def _farewell_seconds(self, resumed_finished: bool) -> float:

@@ -5,6 +5,8 @@ the first one is not there yet.
 """
 
 import contextlib
+import hashlib
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -25,7 +27,9 @@ from seed_rl.grpc_service import (
 from seed_rl.user_error import UserError
 
 _POLL_SECONDS = 0.2
+_HEARD_SECONDS = 10.0  # since a host that waits was heard of, which asks all the time
 _CONNECT_SECONDS = 5.0
+_REMIND_SECONDS = 60.0
 
 
 def wait_for_all(hosts: Sequence[str], index: int) -> None:
@@ -38,7 +42,7 @@ def wait_for_all(hosts: Sequence[str], index: int) -> None:
       index: which of them this process is.
 
     Raises:
-      UserError: the hosts do not agree on how many they are, or two say that they are the same one.
+      UserError: the hosts are given other hosts, or two say that they are the same one.
       AddressError: the first one's address is taken.
     """
     if index == 0:
@@ -49,16 +53,22 @@ def wait_for_all(hosts: Sequence[str], index: int) -> None:
 
 def _receive(hosts: Sequence[str]) -> None:
     size = len(hosts)
-    arrived, confirmed = {0}, {0}
+    confirmed = {0}
+    last_heard: dict[int, float] = {}
     all_know = threading.Event()
 
-    def arrive(host: np.ndarray, given_size: np.ndarray) -> np.bool_:
-        if given_size != size:
-            raise ValueError(f"--hosts names {size} hosts on the first one, and {given_size} here")
-        if int(host) not in arrived:
-            arrived.add(int(host))
-            logging.info("host %d is there, %d of %d", host, len(arrived), size)
-        return np.bool_(len(arrived) == size)
+    def arrive(host: np.ndarray, digest: np.ndarray) -> np.bool_:
+        if digest != _digest(hosts):
+            raise ValueError(
+                f"--hosts differs from that of the first host, which is {','.join(hosts)}"
+            )
+        now = time.monotonic()
+        if int(host) not in last_heard:
+            logging.info("host %d is there", host)
+        last_heard[int(host)] = now
+        # One that has died meanwhile is not there.
+        recent = {one for one, heard in last_heard.items() if now - heard < _HEARD_SECONDS}
+        return np.bool_(len(recent | confirmed) == size)
 
     def confirm(host: np.ndarray) -> None:
         # An answer may be lost when the server ends; this one is not needed.
@@ -71,7 +81,7 @@ def _receive(hosts: Sequence[str]) -> None:
     number = TensorSpec((), "int32")
     server.bind(
         arrive,
-        input_signature=(number, number),
+        input_signature=(number, TensorSpec((), "int64")),
         output_signature=TensorSpec((), "bool"),
         batched=False,
     )
@@ -84,7 +94,7 @@ def _receive(hosts: Sequence[str]) -> None:
 
 
 def _report(hosts: Sequence[str], index: int) -> None:
-    known_missing = False
+    reminded = -math.inf
     while True:
         try:
             # What a client claims, no other one has: it is told if its index is in use.
@@ -94,16 +104,16 @@ def _report(hosts: Sequence[str], index: int) -> None:
                 environments=range(index, index + 1),
                 insecure=True,
             ) as client:
-                while not client.arrive(np.int32(index), np.int32(len(hosts))):
+                while not client.arrive(np.int32(index), _digest(hosts)):
                     time.sleep(_POLL_SECONDS)
                 with contextlib.suppress(UnavailableError, CancelledError):
                     client.confirm(np.int32(index))
                 return
         # ProtocolError: TensorFlow's server is there still, of a run that is ending.
         except (UnavailableError, CancelledError, ProtocolError) as error:
-            if not known_missing:
-                logging.info("the first host is not there yet: %s", error)
-            known_missing = True
+            if time.monotonic() - reminded > _REMIND_SECONDS:
+                reminded = time.monotonic()
+                logging.info("the first host, %s, is not there yet: %s", hosts[0], error)
         except EnvironmentsInUseError as error:
             raise UserError(
                 f"another process says that it is --host_index={index}; if that one was killed "
@@ -112,3 +122,8 @@ def _report(hosts: Sequence[str], index: int) -> None:
         except RemoteFunctionError as error:
             raise UserError(str(error)) from error
         time.sleep(_POLL_SECONDS)
+
+
+def _digest(hosts: Sequence[str]) -> np.int64:
+    digest = hashlib.sha256(",".join(hosts).encode()).digest()
+    return np.int64(int.from_bytes(digest[:7], "big"))

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 
+from seed_rl import rendezvous
 from seed_rl.grpc_service import AddressError, Client
 from seed_rl.hosts import ALONE, HostGroup, Meeting, connect_hosts
 from seed_rl.lockstep import LockstepSink
@@ -139,7 +140,7 @@ def test_all_wait_for_all(free_ports):
     early = [_in_thread(errors, hosts, index) for index in (2, 0)]
     # As a third one that asks and does not wait: not all are there, and it is told so.
     with Client(hosts[0]) as client:
-        assert not client.arrive(np.int32(2), np.int32(3))
+        assert not client.arrive(np.int32(2), rendezvous._digest(hosts))
     assert all(thread.is_alive() for thread in early)
     for thread in [*early, _in_thread(errors, hosts, 1)]:
         thread.join(60.0)
@@ -147,11 +148,29 @@ def test_all_wait_for_all(free_ports):
     assert not errors
 
 
-def test_hosts_that_are_counted_or_numbered_differently_are_told(free_ports):
+def test_a_host_that_died_while_it_waited_is_not_there(free_ports, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_HEARD_SECONDS", 0.0)  # none is heard of long enough
+    hosts = [f"localhost:{port}" for port in free_ports(3)]
+    first = _in_thread([], hosts, 0)
+    digest = rendezvous._digest(hosts)
+    with Client(hosts[0]) as client:
+        client.arrive(np.int32(1), digest)
+        assert not client.arrive(np.int32(2), digest)  # host 1 was, and is no more
+        monkeypatch.setattr(rendezvous, "_HEARD_SECONDS", 1e6)
+        assert client.arrive(np.int32(1), digest)
+        client.confirm(np.int32(1))
+        assert first.is_alive()
+        client.confirm(np.int32(2))
+    first.join(60.0)
+    assert not first.is_alive()
+
+
+def test_hosts_that_are_given_or_numbered_differently_are_told(free_ports):
     hosts = [f"localhost:{port}" for port in free_ports(3)]
     _in_thread([], hosts, 0)
-    with pytest.raises(UserError, match="names 3 hosts on the first one, and 4 here"):
-        wait_for_all([*hosts, "localhost:1"], 1)
+    for other in ([*hosts, "localhost:1"], [hosts[0], hosts[2], hosts[1]]):
+        with pytest.raises(UserError, match=rf"differs from .* which is {','.join(hosts)}"):
+            wait_for_all(other, 1)
     with (
         Client(hosts[0], environments=range(1, 2)),  # as a host 1 that is waiting
         pytest.raises(UserError, match="another process says that it is --host_index=1"),

@@ -48,7 +48,7 @@ def test_an_actor_that_fails_is_told(setting, monkeypatch):
                 environments=range(claim.first, claim.last + 1),
                 client_id=claim.client_id,
             )
-            server._transport._claims._num_environments = 1
+            server._transport._claims._environments = range(1)
 
     monkeypatch.setattr(load, "_await_streams", with_a_wrong_client)
     outcome = load.measure(setting, seconds=1.0)
