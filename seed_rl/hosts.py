@@ -242,7 +242,8 @@ def _deadly_signals() -> Iterator[None]:
         yield
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            if handler is not None:  # None: it is not Python's
+                signal.signal(number, handler)
 
 
 def _make_strategy(given: Sequence[str], index: int) -> tf.distribute.Strategy:
