@@ -122,7 +122,7 @@ def make_placement(
     _configure(kind, num_logical_cpus)
     hosts = connect()
     if kind == "tpu":
-        placement = _on_tpu(tpu, num_training_tpus)
+        placement = _on_tpu(tpu, num_training_tpus, hosts)
     elif kind == "gpu":
         placement = _mirrored("gpu", num_training_gpus, hosts)
     else:
@@ -211,11 +211,11 @@ def _divided(
     return devices[:number], devices[number:]
 
 
-def _on_tpu(tpu: str, num_training: int | None) -> Placement:
+def _on_tpu(tpu: str, num_training: int | None, hosts: HostGroup) -> Placement:
     """Some cores of every host train, the others infer. Not tried: there was no TPU to try it on.
 
     One process drives the hosts of a pod: it serves all actors, and its batches go to the cores of
-    all hosts.
+    all hosts; unless each host has a process of its own, which sees the host's own cores alone.
     """
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
     if tpu != "local":
@@ -228,7 +228,7 @@ def _on_tpu(tpu: str, num_training: int | None) -> Placement:
     names = [d.name for d in tf.config.list_logical_devices("TPU")]
     by_host = [
         _divided(
-            [n for n in names if (tf.DeviceSpec.from_string(n).task or 0) == host],
+            [n for n in names if (tf.DeviceSpec.from_string(n).task or 0) == hosts.index + host],
             num_training,
             "num_training_tpus",
         )
