@@ -136,10 +136,12 @@ class Claims:
                 )
             return
         has = self._environments
-        if first < 0 or (has is not None and not (first in has and last in has)):
-            wrong = first if first < 0 or (has is not None and first not in has) else last
-            known = "any, from 0 on" if has is None else f"{len(has)}, from {has[0]} on"
-            raise errors.SignatureError(f"there is no environment {wrong}; the server has {known}")
+        for number in (first, last):
+            if number < 0 or (has is not None and number not in has):
+                known = "any, from 0 on" if has is None else f"{len(has)}, from {has[0]} on"
+                raise errors.SignatureError(
+                    f"there is no environment {number}; the server has {known}"
+                )
         for held in self._held.values():
             taken = (environments >= held.claim.first) & (environments <= held.claim.last)
             if taken.any():

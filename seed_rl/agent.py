@@ -73,6 +73,34 @@ class UnrollSink(abc.ABC):
         return ""
 
 
+class SinkWrapper(UnrollSink):
+    """Another sink, by which everything goes that a subclass does not do in its own way."""
+
+    def __init__(self, sink: UnrollSink):
+        self._sink = sink
+
+    def put(self, unrolls: Unroll) -> None:
+        self._sink.put(unrolls)
+
+    def next_batch(self, timeout: float) -> Any | None:
+        return self._sink.next_batch(timeout)
+
+    def training_done(self, batch: Any, feedback: Any, training_step: int) -> None:
+        self._sink.training_done(batch, feedback, training_step)
+
+    def metrics(self) -> dict[str, float]:
+        return self._sink.metrics()
+
+    def close(self) -> None:
+        self._sink.close()
+
+    def save(self, logdir: str) -> None:
+        self._sink.save(logdir)
+
+    def restore(self, logdir: str) -> str:
+        return self._sink.restore(logdir)
+
+
 class Agent(abc.ABC):
     """An agent, as the learner uses it:
 

@@ -38,7 +38,7 @@ def reduce_over_replicas(part: BatchPart) -> BatchPart:
     if context.num_replicas_in_sync == 1:
         return part
     total = context.all_reduce(tf.distribute.ReduceOp.SUM, part.weight)
-    share = tf.where(total > 0, part.weight / total, 1.0 / context.num_replicas_in_sync)
+    share = _share(part.weight, total, context.num_replicas_in_sync)
     loss, *gradients = context.all_reduce(
         tf.distribute.ReduceOp.SUM, [x * share for x in (part.loss, *part.gradients)]
     )
@@ -68,15 +68,17 @@ def join_hosts(part: BatchPart, hosts: HostGroup) -> BatchPart:
 
 
 def _shares(weights: tf.Tensor) -> tf.Tensor:
-    """Of each part in the mean over all, by their weights [P]; equal if all of these are 0."""
-    total = tf.reduce_sum(weights)
-    return tf.where(total > 0, weights / total, tf.fill(weights.shape, 1.0 / weights.shape[0]))
+    """The shares [P] of all parts, of which the weights [P] are given."""
+    return _share(weights, tf.reduce_sum(weights), weights.shape[0])
+
+
+def _share(weight: tf.Tensor, total: tf.Tensor, num_parts: int) -> tf.Tensor:
+    """Of a part in the mean over all, by its weight; equal if the weights' total is 0."""
+    return tf.where(total > 0, weight / total, 1.0 / num_parts)
 
 
 def _join_metrics(parts: Sequence[dict[str, Any]], shares: tf.Tensor) -> dict[str, Any]:
     """Means by the parts' shares [P], and maxima of what is named so."""
-    if len(parts) == 1:
-        return parts[0]
     joined = {}
     for name in parts[0]:
         values = tf.stack([part[name] for part in parts])

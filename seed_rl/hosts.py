@@ -75,7 +75,7 @@ class HostGroup:
 
     def gather(self, nest: Any) -> Any:
         """Stacks float32 tensors of all hosts: leaves [*shape] become [size, *shape]."""
-        return tf.nest.map_structure(lambda x: tf.stack([tf.cast(x, tf.float32)]), nest)
+        return self.sum(tf.nest.map_structure(self._in_own_row, nest))
 
     def meet(self, ready: bool, stopping: bool, num_steps: int) -> Meeting:
         """Tells all hosts how this one stands, and returns how they all stand."""
@@ -90,6 +90,11 @@ class HostGroup:
         Args:
           described: 'name=value', in the same order on all hosts.
         """
+
+    def _in_own_row(self, x: Any) -> tf.Tensor:
+        x = tf.cast(x, tf.float32)
+        none = tf.zeros_like(x)
+        return tf.stack([x if host == self.index else none for host in range(self.size)])
 
 
 ALONE = HostGroup()
@@ -173,9 +178,6 @@ class _Hosts(HostGroup):
         summed = [tf.reshape(part, x.shape) for part, x in zip(parts, leaves, strict=True)]
         return tf.nest.pack_sequence_as(nest, summed)
 
-    def gather(self, nest: Any) -> Any:
-        return self.sum(tf.nest.map_structure(self._in_own_row, nest))
-
     def meet(self, ready: bool, stopping: bool, num_steps: int) -> Meeting:
         said = tf.constant([int(ready), int(stopping), num_steps], tf.int64)
         return Meeting(*map(int, self.sum([said])[0].numpy()))
@@ -205,11 +207,6 @@ class _Hosts(HostGroup):
                 "and not all others do. Give all of them the same flags and gin, but for "
                 "--host_index, --logdir and --server_address"
             )
-
-    def _in_own_row(self, x: Any) -> tf.Tensor:
-        x = tf.cast(x, tf.float32)
-        none = tf.zeros_like(x)
-        return tf.stack([x if host == self.index else none for host in range(self.size)])
 
     def _sum_of(self, dtype: tf.DType) -> Any:
         if dtype not in self._sums:

@@ -165,8 +165,12 @@ class Learner:
             logdir, {"optimizer": self._optimizer, **agent.checkpoint_items}
         )
         self._news: list[str] = []  # to be told where the progress is shown
-        hosts.check_same(self._described(num_envs, env_batch_size))
-        resumed = self._resume()
+        variables = self._checkpoints.variables()  # restoring adds some that are TensorFlow's own
+        if hosts.size > 1:
+            hosts.check_same(
+                self._described(variables, num_envs, env_batch_size, max_skipped_steps)
+            )
+        resumed = self._resume(variables)
 
         self._statistics = EpisodeStatistics(num_envs, action_repeat)
         self._eval_statistics = EpisodeStatistics(num_envs, action_repeat)
@@ -358,7 +362,13 @@ class Learner:
             "inference/latency_seconds": statistics.mean_wait + statistics.mean_run_time,
         }
 
-    def _described(self, num_envs: int, env_batch_size: int) -> list[str]:
+    def _described(
+        self,
+        variables: Sequence[tf.Variable],
+        num_envs: int,
+        env_batch_size: int,
+        max_skipped_steps: int,
+    ) -> list[str]:
         """What must be the same on all hosts."""
         settings = {
             "num_envs": num_envs,
@@ -367,10 +377,9 @@ class Learner:
             "Learner.action_repeat": self._action_repeat,
             "batch_size": self._agent.batch_size,
             "unroll_length": self._agent.unroll_length,
-            "Learner.max_skipped_steps": self._trainer.max_skipped_steps,
+            "Learner.max_skipped_steps": max_skipped_steps,
             "a gin configuration with the digest": _configuration_digest(),
         }
-        variables = self._checkpoints.variables()
         return [f"{name}={value}" for name, value in settings.items()] + [
             f"variable {i}={v.dtype.name} {v.shape}" for i, v in enumerate(variables)
         ]
@@ -379,8 +388,7 @@ class Learner:
         logging.info("%s", news)
         self._news.append(news)
 
-    def _resume(self) -> bool:
-        variables = self._checkpoints.variables()  # restoring adds some that are TensorFlow's own
+    def _resume(self, variables: Sequence[tf.Variable]) -> bool:
         resumed = self._hosts.is_chief and self._checkpoints.restore_latest()
         (resumed_hosts,) = self._hosts.sum([int(resumed)])
         resumed = int(resumed_hosts) > 0

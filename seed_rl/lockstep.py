@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from seed_rl.agent import UnrollSink
+from seed_rl.agent import SinkWrapper, UnrollSink
 from seed_rl.hosts import HostGroup, Meeting
-from seed_rl.unrolls import Unroll
 
 
-class LockstepSink(UnrollSink):
+class LockstepSink(SinkWrapper):
     """Another sink, whose batches wait until every host has one.
 
     Every call of `next_batch` is a round of all hosts. A host without a batch takes part too, so
@@ -22,12 +21,10 @@ class LockstepSink(UnrollSink):
         hosts: those that train together.
         status: returns whether this host is to end, and its agent steps so far.
         """
-        self._sink, self._hosts, self._status = sink, hosts, status
+        super().__init__(sink)
+        self._hosts, self._status = hosts, status
         self._batch: Any = None
         self.meeting = Meeting(0, 0, 0)  # the last one
-
-    def put(self, unrolls: Unroll) -> None:
-        self._sink.put(unrolls)
 
     def next_batch(self, timeout: float) -> Any:
         """Returns this host's batch if all have one; None: they have not, or one is to end."""
@@ -38,18 +35,3 @@ class LockstepSink(UnrollSink):
             return None
         batch, self._batch = self._batch, None
         return batch
-
-    def training_done(self, batch: Any, feedback: Any, training_step: int) -> None:
-        self._sink.training_done(batch, feedback, training_step)
-
-    def metrics(self) -> dict[str, float]:
-        return self._sink.metrics()
-
-    def close(self) -> None:
-        self._sink.close()
-
-    def save(self, logdir: str) -> None:
-        self._sink.save(logdir)
-
-    def restore(self, logdir: str) -> str:
-        return self._sink.restore(logdir)

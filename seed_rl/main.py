@@ -186,7 +186,7 @@ def run_actor(signals: "StopSignals") -> None:
     try:
         # The first actors to the first address and so on: learners on several hosts have their
         # environments in this order.
-        num_actors = max(FLAGS.task + 1, FLAGS.num_envs // FLAGS.env_batch_size)
+        num_actors = FLAGS.num_envs // FLAGS.env_batch_size
         address = FLAGS.server_address[FLAGS.task * len(FLAGS.server_address) // num_actors]
         actor = Actor(
             environments, first, address, insecure=FLAGS.insecure, credentials=credentials

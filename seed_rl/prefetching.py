@@ -4,9 +4,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from seed_rl.agent import UnrollSink
+from seed_rl.agent import SinkWrapper, UnrollSink
 from seed_rl.unroll_queue import QueueClosedError
-from seed_rl.unrolls import Unroll
 
 _POLL_SECONDS = 0.5  # how often the thread asks a sink that has no batch
 
@@ -18,7 +17,7 @@ class PlacedBatch(NamedTuple):
     placed: Any  # as the training step takes it
 
 
-class PrefetchingSink(UnrollSink):
+class PrefetchingSink(SinkWrapper):
     """Another sink, whose batches a thread of its own draws, stacks and sends to the devices.
 
     Batches come as PlacedBatch: so copies to a device overlap with the training step before. One
@@ -32,16 +31,14 @@ class PrefetchingSink(UnrollSink):
           threads.
         place: sends a batch to the devices, as Trainer.place.
         """
-        self._sink, self._place = sink, place
+        super().__init__(sink)
+        self._place = place
         self._changed = threading.Condition()
         self._ready: Any = None
         self._error: Exception | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._fetch, name="prefetch", daemon=True)
         self._started = False
-
-    def put(self, unrolls: Unroll) -> None:
-        self._sink.put(unrolls)
 
     def next_batch(self, timeout: float) -> PlacedBatch | None:
         if not self._started:  # not before whoever restores a replay has done so
@@ -62,9 +59,6 @@ class PrefetchingSink(UnrollSink):
     def training_done(self, batch: PlacedBatch, feedback: Any, training_step: int) -> None:
         self._sink.training_done(batch.host, feedback, training_step)
 
-    def metrics(self) -> dict[str, float]:
-        return self._sink.metrics()
-
     def close(self) -> None:
         with self._changed:
             self._closed = True
@@ -72,12 +66,6 @@ class PrefetchingSink(UnrollSink):
         self._sink.close()
         if self._started:
             self._thread.join()
-
-    def save(self, logdir: str) -> None:
-        self._sink.save(logdir)
-
-    def restore(self, logdir: str) -> str:
-        return self._sink.restore(logdir)
 
     def _fetch(self) -> None:
         error: Exception | None = None

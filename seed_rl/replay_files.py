@@ -59,8 +59,8 @@ def write_items(
       OSError: it cannot be written.
     """
     target = pathlib.Path(path)
-    # Always of the same name, so that what a process left that was killed is written over.
     target.parent.mkdir(parents=True, exist_ok=True)  # of several hosts, one alone has checkpoints
+    # Always of the same name, so that what a process left that was killed is written over.
     partial = target.with_name(f"{target.name}.partial")
     with open(partial, "wb") as file:
         try:

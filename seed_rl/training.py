@@ -52,7 +52,7 @@ class Trainer(tf.Module):
         self.num_steps = 0  # those of a run that is resumed included
         self.num_skipped = 0  # batches whose loss or gradient was not finite
         self._skipped_in_a_row = 0
-        self.max_skipped_steps = max_skipped_steps
+        self._max_skipped_steps = max_skipped_steps
         self._agent = agent
         self._optimizer = optimizer
         self._placement = placement or default_placement()
@@ -126,7 +126,7 @@ class Trainer(tf.Module):
             f"{float(metrics['training/gradient_norm'])}; it is not learned from"
         )
         logging.warning("%s (%d so far)", what, self.num_skipped)
-        if self._skipped_in_a_row > self.max_skipped_steps:
+        if self._skipped_in_a_row > self._max_skipped_steps:
             raise DivergedError(
                 f"{what}. That is {self._skipped_in_a_row} in a row, so training has diverged. Try "
                 "a lower learning rate, a lower max_gradient_norm, or smaller rewards, from the "
@@ -163,17 +163,14 @@ class Trainer(tf.Module):
     def _train_step(self, batch: Any) -> tuple[dict[str, tf.Tensor], Any]:
         strategy = self._placement.strategy
         if strategy is None:
-            return self._replica_step(batch)
-        results = _by_replica(strategy, strategy.run(self._replica_gradients_and_step, (batch,)))
-        parts, step_metrics = zip(*results, strict=True)
-        part = join_replicas(parts)
-        return {**part.metrics, **step_metrics[0]}, part.feedback
+            part, metrics = self._replica_step(batch)
+        else:
+            results = _by_replica(strategy, strategy.run(self._replica_step, (batch,)))
+            parts, metrics_of_each = zip(*results, strict=True)
+            part, metrics = join_replicas(parts), metrics_of_each[0]
+        return {**part.metrics, **metrics}, part.feedback
 
-    def _replica_step(self, batch: Any) -> tuple[dict[str, tf.Tensor], Any]:
-        part, step_metrics = self._replica_gradients_and_step(batch)
-        return {**part.metrics, **step_metrics}, part.feedback
-
-    def _replica_gradients_and_step(self, batch: Any) -> tuple[BatchPart, dict[str, tf.Tensor]]:
+    def _replica_step(self, batch: Any) -> tuple[BatchPart, dict[str, tf.Tensor]]:
         part = self._replica_part(batch)
         metrics = self._replica_apply(part.loss, part.gradients, part.statistics)
         # What has been applied need not leave the device.
